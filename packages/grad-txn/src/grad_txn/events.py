@@ -1,0 +1,220 @@
+"""The event log: one JSON object a line, in ``<out>/events/<rank>.jsonl``.
+
+Each rank has a file of its own and appends to it. The log is the evidence that a run kept its
+promise, so a rank that is killed must leave whole lines behind:
+
+- one line is one ``os.write`` to an ``O_APPEND`` descriptor, with no buffer in between: what was
+  written is in the file, whatever happens to the process next;
+- Linux copies a write page by page and lets SIGKILL in between two pages. So a line that would
+  straddle a page border starts behind it, after leading blanks, which are legal JSON. A line
+  longer than a page (a step with thousands of microbatches) keeps a window of microseconds;
+- whoever kills the process from inside takes the log out of use first (`EventLog.last_words`), so
+  no other thread can be in the middle of a line.
+
+A tail torn all the same (the machine lost power, or the window above) is cut off when a resumed
+run opens the file again: a line that was never whole was never recorded.
+"""
+
+import json
+import math
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from grad_txn.errors import LogError
+
+__all__ = ["EventLog", "event_files", "read_events"]
+
+Event = dict[str, Any]
+
+
+class EventLog:
+    """Appends the events of one rank to ``<out>/events/<rank>.jsonl``.
+
+    `write` may be called from any thread. It does no formatting beyond JSON: keys that are numbers
+    become strings, sets become sorted lists, and numbers JSON has no word for become the strings
+    ``"nan"``, ``"inf"`` and ``"-inf"``, which ``float()`` reads back.
+
+    Args:
+        out: Directory of the run. It and ``events/`` in it are created when missing.
+        rank: Initial world rank of this process, which names the file.
+        clock: Source of the ``time`` field, in seconds since the epoch.
+
+    Raises:
+        LogError: The directory or the file cannot be created or opened for writing.
+    """
+
+    def __init__(
+        self, out: str | os.PathLike[str], rank: int, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path = Path(out) / "events" / f"{rank}.jsonl"
+        self._clock = clock
+        self._lock = threading.RLock()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self.path, flags, 0o644)
+            self._end = _cut_torn_tail(self._descriptor)
+        except OSError as error:
+            raise _write_error(self.path, error) from error
+
+    def write(self, event: str, /, **fields: object) -> None:
+        """Append one line: ``event``, ``time``, then the fields in the order given.
+
+        Raises:
+            LogError: A field has no JSON form, the log is closed, or the file cannot be written.
+        """
+        with self._lock:
+            self._append(event, fields)
+
+    def last_words(self, event: str, /, **fields: object) -> None:
+        """Append one line, then let no thread write again: the caller kills this process next.
+
+        A later `write` or `close` from another thread blocks until the process ends.
+        """
+        self._lock.acquire()
+        self._append(event, fields)
+
+    def close(self) -> None:
+        """Close the file. Nothing is flushed, because nothing is buffered. Safe to repeat."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _append(self, event: str, fields: Mapping[str, object]) -> None:
+        if self._descriptor < 0:
+            raise LogError(f"{self.path}: closed; event {event!r} came too late")
+        record = {"event": event, "time": self._clock()}
+        record.update((name, _plain(value)) for name, value in fields.items())
+        try:
+            line = json.dumps(record, allow_nan=False, default=_json_form).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            raise LogError(f"{self.path}: event {event!r} has no JSON form: {error}") from error
+        left_in_page = -self._end % mmap.PAGESIZE
+        if left_in_page < len(line) <= mmap.PAGESIZE:
+            line = b" " * left_in_page + line
+        try:
+            written = os.write(self._descriptor, line)
+            if written < len(line):
+                os.ftruncate(self._descriptor, self._end)
+        except OSError as error:
+            raise _write_error(self.path, error) from error
+        if written < len(line):
+            raise LogError(
+                f"{self.path}: only {written} of {len(line)} bytes of event {event!r} fitted; "
+                "free some space on that file system"
+            )
+        self._end += written
+
+
+def event_files(directory: str | os.PathLike[str]) -> list[Path]:
+    """Return the logs of a run in rank order.
+
+    Args:
+        directory: Directory of the run, the one that holds ``events/``.
+
+    Raises:
+        LogError: There is no such directory, or no ``<rank>.jsonl`` in its ``events/``.
+    """
+    events = Path(directory) / "events"
+    if not events.is_dir():
+        raise LogError(f"{directory}: no events/ in it; give the directory passed to --out")
+    files = sorted(
+        (path for path in events.glob("*.jsonl") if path.stem.isdecimal()),
+        key=lambda path: int(path.stem),
+    )
+    if not files:
+        raise LogError(f"{events}: no <rank>.jsonl in it, so nothing was recorded")
+    return files
+
+
+def read_events(directory: str | os.PathLike[str]) -> dict[int, list[Event]]:
+    """Read the whole log of a run: rank -> its events in the order it wrote them.
+
+    Meant for pictures and metrics. The proof of a run (`grad_txn.verify`) reads the raw lines by
+    itself and trusts nothing in here.
+
+    Args:
+        directory: Directory of the run, the one that holds ``events/``.
+
+    Raises:
+        LogError: No log there, or a line that is torn or is no event; names file and line.
+    """
+    return {int(path.stem): list(_read_file(path)) for path in event_files(directory)}
+
+
+def _read_file(path: Path) -> Iterator[Event]:
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LogError(f"{path}: cannot be read: {error}") from error
+    for number, line in enumerate(content.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+        except ValueError as error:
+            raise LogError(f"{path}:{number}: torn or invalid line: {error}") from error
+        if not (
+            isinstance(event, dict)
+            and isinstance(event.get("event"), str)
+            and isinstance(event.get("time"), int | float)
+        ):
+            raise LogError(f"{path}:{number}: not an event: it needs 'event' and 'time'")
+        yield event
+
+
+def _cut_torn_tail(descriptor: int) -> int:
+    """Cut off what follows the last newline; return the length of the file."""
+    size = os.fstat(descriptor).st_size
+    end = size
+    while end > 0:
+        start = max(0, end - mmap.PAGESIZE)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(descriptor, end)
+    return end
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _json_form(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, AbstractSet):
+        return sorted(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{type(value).__name__} {value!r}")
+
+
+def _write_error(path: Path, error: OSError) -> LogError:
+    return LogError(
+        f"{path}: cannot be written: {error.strerror}; choose an output directory you may write to"
+    )
