@@ -1,0 +1,54 @@
+"""The reproducible policy: every step counts the very ids it would count without failures."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+
+from workload_policy.layout import Layout, check_shape
+from workload_policy.plan import Plan
+from workload_policy.policy import Response, StepPolicy
+
+__all__ = ["ExactBatch"]
+
+
+class ExactBatch(StepPolicy):
+    """Compute again, in the same step, exactly what the dead had computed.
+
+    Step t counts ``[t*B, (t+1)*B)`` whatever dies, so the whole trajectory is the failure-free one up to the order of
+    additions. There are no spares: each failure costs extra microbatches. The batch is split evenly; where it does not
+    divide, the members at the larger share are the majors and those at the smaller one the minors. Replicas beyond
+    the number of microbatches are minors with nothing to do.
+    """
+
+    name = "exact"
+
+    def layout(self, *, replicas: int, grad_accum: int, survivors: int) -> Layout:
+        """Return the even split."""
+        batch = check_shape(replicas=replicas, grad_accum=grad_accum, survivors=survivors)
+        share, larger = divmod(batch, survivors)
+        return Layout(
+            replicas=replicas,
+            survivors=survivors,
+            global_batch=batch,
+            grad_accum=share + 1 if larger else share,
+            majors=larger or survivors,
+            minors=survivors - larger if larger else 0,
+            minor_quota=share if larger else 0,
+            major_spares=0,
+            minor_spares=0,
+        )
+
+    def respond(self, plan: Plan, failed: Sequence[int]) -> Response:
+        """Deal what is missing one by one to whoever has the least to do."""
+        roles = {m: role for m, role in plan.roles.items() if m not in set(failed)}
+        loads = [(len(plan.assigned[m]), m) for m in roles]
+        missing = plan.target - sum(load for load, _ in loads)
+        heapq.heapify(loads)
+        dealt: Counter[int] = Counter()
+        for _ in range(missing):
+            load, member = loads[0]
+            dealt[member] += 1
+            heapq.heapreplace(loads, (load + 1, member))
+        return Response(roles=roles, extra={m: dealt[m] for m in roles})

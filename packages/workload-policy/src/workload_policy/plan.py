@@ -1,0 +1,155 @@
+"""The plan of the step in progress: who is alive, in which role, with which microbatches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workload_policy.errors import LayoutError, PlanError
+from workload_policy.layout import Layout
+from workload_policy.roles import Role
+
+__all__ = ["Plan"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Everything a policy knows about the step in progress; a value, never changed in place.
+
+    The ids of this step are not counted before `Policy.commit`. Until then the uncounted ids, those assigned here among
+    them, are ``queue + [cursor, inf)``.
+
+    Attributes:
+        policy: Name of the policy that made the plan.
+        step: Number of the step, from 0.
+        replicas: Replicas the run started with, ``W_init``.
+        grad_accum: Microbatches per replica the run started with, ``G_init``.
+        layout: The split in force. It is re-derived only after a policy boundary, so after promotions `members` may be
+            fewer than ``layout.survivors``.
+        members: Ids of the living replicas, sorted.
+        roles: Role of each member.
+        assigned: Ids each member computes in this step, in order; work added by failures is at the end.
+        cursor: First id of the untouched rest of the stream.
+        queue: Uncounted ids below `cursor`, sorted.
+        target: What `total` has to be when the step commits: the global batch, or what is left of it for a policy
+            that lets it shrink.
+        extra: Extra accumulation steps so far in this step, ``G_ext`` summed over its policy boundaries.
+        boundary: Whether this step has crossed a policy boundary.
+        boundary_minors: Boundary minors of the last boundary of this step.
+    """
+
+    policy: str
+    step: int
+    replicas: int
+    grad_accum: int
+    layout: Layout
+    members: tuple[int, ...]
+    roles: Mapping[int, Role]
+    assigned: Mapping[int, tuple[int, ...]]
+    cursor: int
+    queue: tuple[int, ...]
+    target: int
+    extra: int = 0
+    boundary: bool = False
+    boundary_minors: int = 0
+
+    @property
+    def global_batch(self) -> int:
+        """Microbatches of a failure-free step, ``B = W_init * G_init``."""
+        return self.replicas * self.grad_accum
+
+    @property
+    def contributions(self) -> dict[int, int]:
+        """Microbatches of each member that count in this step; 0 for spares."""
+        return {m: 0 if self.roles[m].is_spare else len(self.assigned[m]) for m in self.members}
+
+    @property
+    def committed_ids(self) -> dict[int, tuple[int, ...]]:
+        """Ids of each member that count when this step commits; empty for spares."""
+        return {m: () if self.roles[m].is_spare else self.assigned[m] for m in self.members}
+
+    @property
+    def total(self) -> int:
+        """Microbatches that count in this step, over all members."""
+        return sum(self.contributions.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as a JSON-ready dictionary; replica ids become string keys."""
+        return {
+            "policy": self.policy,
+            "step": self.step,
+            "replicas": self.replicas,
+            "grad_accum": self.grad_accum,
+            "layout": self.layout.to_dict(),
+            "members": list(self.members),
+            "roles": {str(m): self.roles[m].label for m in self.members},
+            "assigned": {str(m): list(self.assigned[m]) for m in self.members},
+            "cursor": self.cursor,
+            "queue": list(self.queue),
+            "target": self.target,
+            "extra": self.extra,
+            "boundary": self.boundary,
+            "boundary_minors": self.boundary_minors,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Rebuild a plan from `to_dict`, also after a trip through JSON.
+
+        Raises:
+            PlanError: Something is missing, of the wrong kind, or contradicts the rest.
+        """
+        try:
+            plan = cls(
+                policy=str(data["policy"]),
+                step=int(data["step"]),
+                replicas=int(data["replicas"]),
+                grad_accum=int(data["grad_accum"]),
+                layout=Layout.from_dict(data["layout"]),
+                members=tuple(data["members"]),
+                roles={int(m): Role[name.upper()] for m, name in data["roles"].items()},
+                assigned={int(m): tuple(ids) for m, ids in data["assigned"].items()},
+                cursor=int(data["cursor"]),
+                queue=tuple(data["queue"]),
+                target=int(data["target"]),
+                extra=int(data["extra"]),
+                boundary=bool(data["boundary"]),
+                boundary_minors=int(data["boundary_minors"]),
+            )
+        except KeyError as error:
+            raise PlanError(f"not a saved plan: {error.args[0]!r} is missing or unknown") from error
+        except (TypeError, ValueError, AttributeError, LayoutError) as error:
+            raise PlanError(f"not a saved plan: {error}") from error
+        plan.check()
+        return plan
+
+    def check(self) -> None:
+        """Check that the plan does not contradict itself. Plans from elsewhere need it, a policy's own do not.
+
+        Raises:
+            PlanError: It does; the message names what.
+        """
+        ids = [*itertools.chain.from_iterable(self.assigned.values())]
+        behind = set(self.queue)
+        complaints = {
+            "it has no members": not self.members,
+            "its members are not sorted and distinct": not _increasing(self.members),
+            "its roles are not those of its members": set(self.roles) != set(self.members),
+            "its assignment is not that of its members": set(self.assigned) != set(self.members),
+            "its queue is not sorted and below its cursor": not _increasing(
+                (*self.queue, self.cursor)
+            ),
+            "it assigns an id twice": len(set(ids)) != len(ids),
+            "it assigns an id that is already counted": any(
+                i < self.cursor and i not in behind for i in ids
+            ),
+        }
+        for complaint, holds in complaints.items():
+            if holds:
+                raise PlanError(f"the plan of step {self.step} is damaged: {complaint}")
+
+
+def _increasing(values: tuple[int, ...]) -> bool:
+    return all(a < b for a, b in itertools.pairwise(values))

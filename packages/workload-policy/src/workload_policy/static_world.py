@@ -1,0 +1,87 @@
+"""The paper's policy: the batch stays B, spares replace the dead for free, and what is missing is computed on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workload_policy.layout import Layout, check_shape
+from workload_policy.plan import Plan
+from workload_policy.policy import Response, StepPolicy
+from workload_policy.roles import Role
+
+__all__ = ["StaticWorld"]
+
+
+class StaticWorld(StepPolicy):
+    """Keep the global batch by promoting spares, else by a boundary step (ReCoVer, Algorithms 6 and 7).
+
+    Microbatches are exchangeable here: a promoted spare counts with its own ids, and those of the dead replica are
+    computed by a later step.
+    """
+
+    name = "static"
+
+    def layout(self, *, replicas: int, grad_accum: int, survivors: int) -> Layout:
+        """Return as many majors as fill the batch, at most one minor for the remainder, and spares (Algorithm 7)."""
+        batch = check_shape(replicas=replicas, grad_accum=grad_accum, survivors=survivors)
+        accum = -(-batch // survivors)
+        majors, minor_quota = divmod(batch, accum)
+        minors = 1 if minor_quota else 0
+        spares = survivors - majors - minors
+        minor_spares = 1 if minors and spares >= 2 else 0
+        return Layout(
+            replicas=replicas,
+            survivors=survivors,
+            global_batch=batch,
+            grad_accum=accum,
+            majors=majors,
+            minors=minors,
+            minor_quota=minor_quota,
+            major_spares=spares - minor_spares,
+            minor_spares=minor_spares,
+        )
+
+    def respond(self, plan: Plan, failed: Sequence[int]) -> Response:
+        """Promote spares of the dead ones' kinds; what is then still missing is shared out (Algorithm 6).
+
+        At a boundary the paper counts every spare that is left. Here only those whose work still fits into what is
+        missing, so that the total can never pass the global batch; one that does not fit sits the step out.
+        """
+        roles = {m: role for m, role in plan.roles.items() if m not in set(failed)}
+        promoted = _promote(plan, failed, roles)
+        missing = plan.target - sum(
+            len(plan.assigned[m]) for m, role in roles.items() if not role.is_spare
+        )
+        admitted = []
+        spares = (m for m, role in roles.items() if role.is_spare)
+        for spare in sorted(spares, key=lambda m: (-len(plan.assigned[m]), m)):
+            if len(plan.assigned[spare]) <= missing:
+                roles[spare] = roles[spare].promoted
+                admitted.append(spare)
+                missing -= len(plan.assigned[spare])
+        return Response(
+            roles=roles,
+            extra=_share_out(missing, [m for m, role in roles.items() if not role.is_spare]),
+            promoted=promoted,
+            admitted=tuple(sorted(admitted)),
+        )
+
+
+def _promote(plan: Plan, failed: Sequence[int], roles: dict[int, Role]) -> dict[int, int]:
+    """Put spares into the places of dead contributors of their kind, in order of id; `roles` is updated."""
+    promoted: dict[int, int] = {}
+    for spare_role in (Role.MAJOR_SPARE, Role.MINOR_SPARE):
+        vacant = [m for m in failed if plan.roles[m] is spare_role.promoted]
+        spares = [m for m, role in roles.items() if role is spare_role]
+        for dead, spare in zip(vacant, spares, strict=False):  # whichever runs out first
+            roles[spare] = spare_role.promoted
+            promoted[dead] = spare
+    return promoted
+
+
+def _share_out(missing: int, members: Sequence[int]) -> dict[int, int]:
+    """Return G_ext extra microbatches for the first members and G_ext - 1 for the rest, the boundary minors."""
+    extra = -(-missing // len(members))
+    boundary_minors = len(members) * extra - missing
+    full = len(members) - boundary_minors
+    return {m: extra if i < full else extra - 1 for i, m in enumerate(members)}
