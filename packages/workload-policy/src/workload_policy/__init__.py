@@ -1,10 +1,9 @@
 """Who computes which microbatches when training replicas die or join.
 
-Pure functions over small frozen values: no clocks, no I/O, nothing but the standard library. Start with `policy_named`
-or one of the policies and follow `Policy`: ``start``, ``on_failure``, ``commit``, ``advance``.
+Pure functions over small frozen values: no clocks, no I/O, nothing but the standard library. Start
+with `policy_named` or one of the policies and follow `Policy`: ``start``, ``on_failure``,
+``commit``, ``advance``.
 """
-
-from __future__ import annotations
 
 from workload_policy.adaptive_world import AdaptiveWorld
 from workload_policy.decision import Decision, Restore, SurvivorRecord

@@ -1,7 +1,5 @@
 """The command ``workload-policy``: what a run will do, before it is started."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.metadata
 import json

@@ -1,22 +1,17 @@
 """From the agreed table of survivors to the decision about the rest of the step.
 
-After a failure every survivor holds the same table, one row per living replica. A decision is a pure function of the
-plan and that table, so all survivors decide alike without another message.
+After a failure every survivor holds the same table, one row per living replica. A decision is a
+pure function of the plan and that table, so all survivors decide alike without another message.
 """
-
-from __future__ import annotations
 
 import enum
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from workload_policy.errors import NoSurvivorsError, TableError
-
-if TYPE_CHECKING:
-    from workload_policy.plan import Plan
-    from workload_policy.roles import Role
+from workload_policy.plan import Plan
+from workload_policy.roles import Role
 
 __all__ = ["Decision", "Restore", "SurvivorRecord", "failed_replicas"]
 
@@ -57,11 +52,12 @@ class Decision:
         plan: The plan from here on, for the same step.
         failed: Replicas that have died since the last plan, sorted.
         promoted: Dead replica -> the spare of its kind that took its place.
-        admitted: Further spares whose work counts from here on. They fill part of the gap of a policy boundary without
-            taking any one replica's place.
+        admitted: Further spares whose work counts from here on. They fill part of the gap of a
+            policy boundary without taking any one replica's place.
         boundary: Whether this failure crosses a policy boundary: extra microbatches are needed.
         restore: How to treat what was reduced already.
-        extra: Ids each member computes on top; they are at the end of ``plan.assigned``. Only members that have any.
+        extra: Ids each member computes on top; they are at the end of ``plan.assigned``. Only
+            members that have any.
         grad_extra: Most extra microbatches of any member, ``G_ext``; 0 without a boundary.
         boundary_minors: Contributing members that compute fewer extra microbatches than that.
         queued: Ids of the dead that nobody computes in this step any more; a later step will.
@@ -93,7 +89,8 @@ def failed_replicas(plan: Plan, table: Sequence[SurvivorRecord]) -> tuple[int, .
         replica = record.replica
         if replica not in plan.roles:
             raise TableError(
-                f"the table of step {plan.step} lists replica {replica}, which is not a living member"
+                f"the table of step {plan.step} lists replica {replica},"
+                " which the plan does not have among the living"
             )
         if rows[replica] > 1:
             raise TableError(
@@ -106,7 +103,7 @@ def failed_replicas(plan: Plan, table: Sequence[SurvivorRecord]) -> tuple[int, .
             )
         if not 0 <= record.contributed <= len(plan.assigned[replica]):
             raise TableError(
-                f"the table of step {plan.step} has {record.contributed} microbatches of replica {replica},"
-                f" the plan gave it {len(plan.assigned[replica])}"
+                f"the table of step {plan.step} has {record.contributed} microbatches of replica"
+                f" {replica}, the plan gave it {len(plan.assigned[replica])}"
             )
     return tuple(m for m in plan.members if m not in rows)

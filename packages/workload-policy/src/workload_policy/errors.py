@@ -1,9 +1,8 @@
 """Errors of this package, all of them `WorkloadPolicyError`.
 
-What a caller got wrong is also a `ValueError`, so code that knows nothing of this package can catch it.
+What a caller got wrong is also a `ValueError`, so code that knows nothing of this package can catch
+it.
 """
-
-from __future__ import annotations
 
 __all__ = [
     "LayoutError",

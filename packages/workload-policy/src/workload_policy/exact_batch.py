@@ -1,14 +1,13 @@
 """The reproducible policy: every step counts the very ids it would count without failures."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Sequence
 
 from workload_policy.layout import Layout, check_shape
 from workload_policy.plan import Plan
-from workload_policy.policy import Response, StepPolicy
+from workload_policy.roles import Role
+from workload_policy.step_policy import Response, StepPolicy
 
 __all__ = ["ExactBatch"]
 
@@ -16,10 +15,11 @@ __all__ = ["ExactBatch"]
 class ExactBatch(StepPolicy):
     """Compute again, in the same step, exactly what the dead had computed.
 
-    Step t counts ``[t*B, (t+1)*B)`` whatever dies, so the whole trajectory is the failure-free one up to the order of
-    additions. There are no spares: each failure costs extra microbatches. The batch is split evenly; where it does not
-    divide, the members at the larger share are the majors and those at the smaller one the minors. Replicas beyond
-    the number of microbatches are minors with nothing to do.
+    Step t counts ``[t*B, (t+1)*B)`` whatever dies, so the whole trajectory is the failure-free one
+    up to the order of additions. There are no spares: each failure costs extra microbatches. The
+    batch is split evenly; where it does not divide, the members with the larger share are the
+    majors and the others the minors. Replicas beyond the number of microbatches are minors with
+    nothing to do.
     """
 
     name = "exact"
@@ -40,14 +40,12 @@ class ExactBatch(StepPolicy):
             minor_spares=0,
         )
 
-    def respond(self, plan: Plan, failed: Sequence[int]) -> Response:
-        """Deal what is missing one by one to whoever has the least to do."""
-        roles = {m: role for m, role in plan.roles.items() if m not in set(failed)}
+    def respond(self, plan: Plan, failed: Sequence[int], roles: dict[int, Role]) -> Response:
+        """Deal what the dead had, one by one, to whoever has the least to do."""
         loads = [(len(plan.assigned[m]), m) for m in roles]
-        missing = plan.target - sum(load for load, _ in loads)
         heapq.heapify(loads)
         dealt: Counter[int] = Counter()
-        for _ in range(missing):
+        for _ in range(sum(len(plan.assigned[m]) for m in failed)):
             load, member = loads[0]
             dealt[member] += 1
             heapq.heapreplace(loads, (load + 1, member))

@@ -1,13 +1,12 @@
 """How the global batch is split over the living replicas while nothing fails.
 
-A layout is only counts. Members are taken in the order of their ids: majors first, then minors, then major-spares,
-then minor-spares. Which replica computes which microbatch is the plan's affair (see `workload_policy.plan`).
+A layout is only counts. Members are taken in the order of their ids: majors first, then minors,
+then major-spares, then minor-spares. Which replica computes which microbatch is the plan's affair
+(see `workload_policy.plan`).
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from workload_policy.errors import LayoutError
 from workload_policy.roles import Role
@@ -86,7 +85,7 @@ class Layout:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Layout:
+    def from_dict(cls, data: dict[str, Any]) -> Self:
         """Rebuild a layout from `to_dict`.
 
         Raises:
@@ -100,12 +99,9 @@ class Layout:
                 f"not a layout: {data!r}; expected whole numbers for {', '.join(names)}"
             )
         layout = cls(**data)
-        if (
-            layout.survivors
-            != layout.majors + layout.minors + layout.major_spares + layout.minor_spares
-        ):
+        if layout.survivors != len(layout.roles):
             raise LayoutError(
-                f"the roles of this layout do not add up to its {layout.survivors} survivors: {data!r}"
+                f"not a layout: {data!r}; its roles are for {len(layout.roles)} survivors"
             )
         return layout
 

@@ -3,17 +3,13 @@
 The ledger keeps committed ids as a few ranges, so it stays small however long the run is.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from workload_policy.errors import LedgerError
-
-if TYPE_CHECKING:
-    from workload_policy.plan import Plan
+from workload_policy.plan import Plan
 
 __all__ = ["Ledger", "LedgerEntry"]
 
@@ -61,7 +57,8 @@ class Ledger:
         """Add one committed step. The ledger is unchanged when this raises.
 
         Raises:
-            LedgerError: It is not the next step, its numbers contradict each other, or an id was counted before.
+            LedgerError: It is not the next step, its numbers contradict each other, or an id was
+                counted before.
         """
         if entry.step != self.steps:
             raise LedgerError(
@@ -98,7 +95,7 @@ class Ledger:
         return {"steps": self.steps, "ranges": [list(pair) for pair in self.ranges]}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Ledger:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Rebuild a ledger from `to_dict`, also after a trip through JSON.
 
         Raises:

@@ -1,41 +1,44 @@
 """The plan of the step in progress: who is alive, in which role, with which microbatches."""
 
-from __future__ import annotations
-
 import itertools
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self, TypeVar
 
-from workload_policy.errors import LayoutError, PlanError
+from workload_policy.errors import PlanError
 from workload_policy.layout import Layout
 from workload_policy.roles import Role
 
 __all__ = ["Plan"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """Everything a policy knows about the step in progress; a value, never changed in place.
 
-    The ids of this step are not counted before `Policy.commit`. Until then the uncounted ids, those assigned here among
-    them, are ``queue + [cursor, inf)``.
+    The ids of this step are not counted before `Policy.commit`. Until then the uncounted ids, those
+    assigned here among them, are ``queue + [cursor, inf)``.
 
     Attributes:
         policy: Name of the policy that made the plan.
         step: Number of the step, from 0.
         replicas: Replicas the run started with, ``W_init``.
         grad_accum: Microbatches per replica the run started with, ``G_init``.
-        layout: The split in force. It is re-derived only after a policy boundary, so after promotions `members` may be
-            fewer than ``layout.survivors``.
+        layout: The split in force. It is re-derived only after a policy boundary, so after
+            promotions `members` may be fewer than ``layout.survivors``.
         members: Ids of the living replicas, sorted.
         roles: Role of each member.
-        assigned: Ids each member computes in this step, in order; work added by failures is at the end.
+        assigned: Ids each member computes in this step, in order; work added by failures is at the
+            end.
         cursor: First id of the untouched rest of the stream.
         queue: Uncounted ids below `cursor`, sorted.
-        target: What `total` has to be when the step commits: the global batch, or what is left of it for a policy
-            that lets it shrink.
-        extra: Extra accumulation steps so far in this step, ``G_ext`` summed over its policy boundaries.
+        target: What `total` has to be when the step commits: the global batch, or what is left of
+            it for a policy that lets it shrink.
+        extra: Extra accumulation steps so far in this step, ``G_ext`` summed over its policy
+            boundaries.
         boundary: Whether this step has crossed a policy boundary.
         boundary_minors: Boundary minors of the last boundary of this step.
     """
@@ -95,7 +98,7 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Rebuild a plan from `to_dict`, also after a trip through JSON.
 
         Raises:
@@ -108,11 +111,13 @@ class Plan:
                 replicas=int(data["replicas"]),
                 grad_accum=int(data["grad_accum"]),
                 layout=Layout.from_dict(data["layout"]),
-                members=tuple(data["members"]),
-                roles={int(m): Role[name.upper()] for m, name in data["roles"].items()},
-                assigned={int(m): tuple(ids) for m, ids in data["assigned"].items()},
+                members=tuple(map(int, data["members"])),
+                roles=_by_replica({m: Role[name.upper()] for m, name in data["roles"].items()}),
+                assigned=_by_replica(
+                    {m: tuple(map(int, ids)) for m, ids in data["assigned"].items()}
+                ),
                 cursor=int(data["cursor"]),
-                queue=tuple(data["queue"]),
+                queue=tuple(map(int, data["queue"])),
                 target=int(data["target"]),
                 extra=int(data["extra"]),
                 boundary=bool(data["boundary"]),
@@ -120,13 +125,15 @@ class Plan:
             )
         except KeyError as error:
             raise PlanError(f"not a saved plan: {error.args[0]!r} is missing or unknown") from error
-        except (TypeError, ValueError, AttributeError, LayoutError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise PlanError(f"not a saved plan: {error}") from error
         plan.check()
         return plan
 
     def check(self) -> None:
-        """Check that the plan does not contradict itself. Plans from elsewhere need it, a policy's own do not.
+        """Check that the plan does not contradict itself.
+
+        `from_dict` does. Plans of a policy's own making do not need it.
 
         Raises:
             PlanError: It does; the message names what.
@@ -141,6 +148,7 @@ class Plan:
             "its queue is not sorted and below its cursor": not _increasing(
                 (*self.queue, self.cursor)
             ),
+            f"it counts {self.total} microbatches, not {self.target}": self.total != self.target,
             "it assigns an id twice": len(set(ids)) != len(ids),
             "it assigns an id that is already counted": any(
                 i < self.cursor and i not in behind for i in ids
@@ -149,6 +157,15 @@ class Plan:
         for complaint, holds in complaints.items():
             if holds:
                 raise PlanError(f"the plan of step {self.step} is damaged: {complaint}")
+
+
+def _by_replica(values: Mapping[str, T]) -> dict[int, T]:
+    """Turn the string keys of JSON into replica ids, in order whatever JSON did to it."""
+    return dict(
+        sorted(
+            ((int(replica), value) for replica, value in values.items()), key=operator.itemgetter(0)
+        )
+    )
 
 
 def _increasing(values: tuple[int, ...]) -> bool:

@@ -1,12 +1,11 @@
 """The policies by name."""
 
-from __future__ import annotations
-
 from workload_policy.adaptive_world import AdaptiveWorld
 from workload_policy.errors import PolicyNameError
 from workload_policy.exact_batch import ExactBatch
-from workload_policy.policy import Policy, StepPolicy
+from workload_policy.policy import Policy
 from workload_policy.static_world import StaticWorld
+from workload_policy.step_policy import StepPolicy
 
 __all__ = ["POLICY_NAMES", "policy_named"]
 

@@ -5,8 +5,6 @@ over. A *spare* computes as much as its counterpart but counts for nothing until
 of a dead one.
 """
 
-from __future__ import annotations
-
 import enum
 
 __all__ = ["Role"]
@@ -26,7 +24,7 @@ class Role(enum.IntEnum):
         return self >= Role.MAJOR_SPARE
 
     @property
-    def promoted(self) -> Role:
+    def promoted(self) -> "Role":
         """The contributing role: what a spare becomes, and what a contributor already is."""
         if self is Role.MAJOR_SPARE:
             return Role.MAJOR

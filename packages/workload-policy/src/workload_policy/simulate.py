@@ -4,8 +4,6 @@ This is what a run would do, step by step: the same calls on the same values, wi
 filled in for the survivors. The ledger proves every step on the way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,7 +150,8 @@ def _check_schedule(
         for replica in deaths.get(step, ()):
             if replica in died:
                 raise ScheduleError(
-                    f"replica {replica} cannot fail at step {step}: it failed at step {died[replica]}"
+                    f"replica {replica} cannot fail at step {step}:"
+                    f" it failed at step {died[replica]}"
                 )
             if replica not in alive:
                 raise ScheduleError(

@@ -1,28 +1,26 @@
-"""The paper's policy: the batch stays B, spares replace the dead for free, and what is missing is computed on top."""
-
-from __future__ import annotations
+"""The paper's policy: the batch stays B, spares replace the dead, the rest is computed on top."""
 
 from collections.abc import Sequence
 
 from workload_policy.layout import Layout, check_shape
 from workload_policy.plan import Plan
-from workload_policy.policy import Response, StepPolicy
 from workload_policy.roles import Role
+from workload_policy.step_policy import Response, StepPolicy
 
 __all__ = ["StaticWorld"]
 
 
 class StaticWorld(StepPolicy):
-    """Keep the global batch by promoting spares, else by a boundary step (ReCoVer, Algorithms 6 and 7).
+    """Keep the batch: promote spares, else take a boundary step (ReCoVer, Algorithms 6 and 7).
 
-    Microbatches are exchangeable here: a promoted spare counts with its own ids, and those of the dead replica are
-    computed by a later step.
+    Microbatches are exchangeable here: a promoted spare counts with its own ids, and those of the
+    dead replica are counted by a later step.
     """
 
     name = "static"
 
     def layout(self, *, replicas: int, grad_accum: int, survivors: int) -> Layout:
-        """Return as many majors as fill the batch, at most one minor for the remainder, and spares (Algorithm 7)."""
+        """Return the majors that fill the batch, one minor for the remainder, and spares."""
         batch = check_shape(replicas=replicas, grad_accum=grad_accum, survivors=survivors)
         accum = -(-batch // survivors)
         majors, minor_quota = divmod(batch, accum)
@@ -41,24 +39,24 @@ class StaticWorld(StepPolicy):
             minor_spares=minor_spares,
         )
 
-    def respond(self, plan: Plan, failed: Sequence[int]) -> Response:
-        """Promote spares of the dead ones' kinds; what is then still missing is shared out (Algorithm 6).
+    def respond(self, plan: Plan, failed: Sequence[int], roles: dict[int, Role]) -> Response:
+        """Promote spares of the dead ones' kinds and share out what is still missing.
 
-        At a boundary the paper counts every spare that is left. Here only those whose work still fits into what is
-        missing, so that the total can never pass the global batch; one that does not fit sits the step out.
+        At a boundary the paper counts every spare that is left. Here only those count whose work
+        still fits into what is missing, so that the total can never pass the global batch; one
+        that does not fit sits the step out.
         """
-        roles = {m: role for m, role in plan.roles.items() if m not in set(failed)}
-        promoted = _promote(plan, failed, roles)
+        promoted = _replace_in_kind(plan, failed, roles)
         missing = plan.target - sum(
             len(plan.assigned[m]) for m, role in roles.items() if not role.is_spare
         )
         admitted = []
-        spares = (m for m, role in roles.items() if role.is_spare)
-        for spare in sorted(spares, key=lambda m: (-len(plan.assigned[m]), m)):
+        spares = [m for m, role in roles.items() if role.is_spare]
+        for spare in sorted(spares, key=lambda m: len(plan.assigned[m]), reverse=True):
             if len(plan.assigned[spare]) <= missing:
+                missing -= len(plan.assigned[spare])
                 roles[spare] = roles[spare].promoted
                 admitted.append(spare)
-                missing -= len(plan.assigned[spare])
         return Response(
             roles=roles,
             extra=_share_out(missing, [m for m, role in roles.items() if not role.is_spare]),
@@ -67,8 +65,8 @@ class StaticWorld(StepPolicy):
         )
 
 
-def _promote(plan: Plan, failed: Sequence[int], roles: dict[int, Role]) -> dict[int, int]:
-    """Put spares into the places of dead contributors of their kind, in order of id; `roles` is updated."""
+def _replace_in_kind(plan: Plan, failed: Sequence[int], roles: dict[int, Role]) -> dict[int, int]:
+    """Promote spares, in order of id, into `roles` for dead contributors of their own kind."""
     promoted: dict[int, int] = {}
     for spare_role in (Role.MAJOR_SPARE, Role.MINOR_SPARE):
         vacant = [m for m in failed if plan.roles[m] is spare_role.promoted]
@@ -80,8 +78,11 @@ def _promote(plan: Plan, failed: Sequence[int], roles: dict[int, Role]) -> dict[
 
 
 def _share_out(missing: int, members: Sequence[int]) -> dict[int, int]:
-    """Return G_ext extra microbatches for the first members and G_ext - 1 for the rest, the boundary minors."""
-    extra = -(-missing // len(members))
-    boundary_minors = len(members) * extra - missing
+    """Return G_ext extra microbatches for each member, G_ext - 1 for the boundary minors.
+
+    The boundary minors are the last members.
+    """
+    grad_extra = -(-missing // len(members))
+    boundary_minors = len(members) * grad_extra - missing
     full = len(members) - boundary_minors
-    return {m: extra if i < full else extra - 1 for i, m in enumerate(members)}
+    return {m: grad_extra if i < full else grad_extra - 1 for i, m in enumerate(members)}

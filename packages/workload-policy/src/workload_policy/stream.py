@@ -1,11 +1,10 @@
 """The one global stream of microbatch ids and what of it is still to be counted.
 
-The uncounted part is written as ``queue + [cursor, inf)``: every id from `cursor` on, and the sorted few below it that
-were left behind when their replica died. Counting ids is the only thing that changes it; handing an id to a replica
-does not. So there is nothing to give back when a replica dies: what nobody living holds is simply pending.
+The uncounted part is written as ``queue + [cursor, inf)``: every id from `cursor` on, and the
+sorted few below it that were left behind when their replica died. Counting ids is the only thing
+that changes it; handing an id to a replica does not. So there is nothing to give back when a
+replica dies: what nobody living holds is simply pending.
 """
-
-from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable
@@ -34,7 +33,7 @@ def take_ids(
 def remove_ids(
     ids: Iterable[int], *, queue: tuple[int, ...], cursor: int
 ) -> tuple[tuple[int, ...], int]:
-    """Return the queue and the cursor after `ids`, distinct and uncounted until now, were counted."""
+    """Return the queue and the cursor once `ids`, distinct and uncounted so far, are counted."""
     counted = set(ids)
     end = max(cursor, max(counted, default=-1) + 1)
     if len(counted) == len(queue) + end - cursor:

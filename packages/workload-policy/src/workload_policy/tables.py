@@ -1,6 +1,4 @@
-"""Plain text tables for people: aligned columns, one blank line between parts."""
-
-from __future__ import annotations
+"""Plain text tables for people."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,52 +18,33 @@ def layout_report(layout: Layout, *, policy: str) -> str:
         Role.MAJOR_SPARE: layout.major_spares,
         Role.MINOR_SPARE: layout.minor_spares,
     }
-    rows = [
+    rows: list[tuple[object, ...]] = []
+    computed = 0
+    for role, count in counts.items():
+        if count:
+            each = layout.quota(role)
+            computed += count * each
+            counted = 0 if role.is_spare else count * each
+            rows.append((role.label.replace("_", "-"), count, each, count * each, counted))
+    rows.append(("total", layout.survivors, "", computed, layout.total))
+    lines = [
         (
-            role.label.replace("_", "-"),
-            count,
-            layout.quota(role),
-            count * layout.quota(role),
-            0 if role.is_spare else count * layout.quota(role),
-        )
-        for role, count in counts.items()
-        if count
+            f"policy {policy}, {layout.survivors} replicas alive of {layout.replicas} at the start,"
+            f" global batch {layout.global_batch}"
+        ),
+        "",
+        *_aligned(("role", "replicas", "each", "computed", "counted"), rows),
+        "",
+        (
+            f"A step is {layout.grad_accum} microbatches long;"
+            f" it was {layout.global_batch // layout.replicas} at the start."
+        ),
     ]
-    computed = sum(row[3] for row in rows)
-    rows_and_total = [*rows, ("total", layout.survivors, "", computed, layout.total)]
-    first_share = layout.global_batch // layout.replicas
-    return "\n".join(
-        [
-            f"{layout.survivors} living replicas, {layout.replicas} at the start;"
-            f" policy {policy}; global batch {layout.global_batch}",
-            "",
-            *_aligned(("role", "replicas", "each", "computed", "counted"), rows_and_total),
-            "",
-            f"A step is {layout.grad_accum} microbatches long; at the start it was {first_share}.",
-            f"It counts {layout.total} of {layout.global_batch} microbatches;"
-            f" spares compute {computed - layout.total} more.",
-        ]
-    )
+    return "\n".join(lines)
 
 
 def simulation_report(steps: Iterable[SimulatedStep], *, policy: str) -> str:
-    """Return one line per step and what the whole simulation counted and computed."""
-    done = list(steps)
-    rows = [
-        (
-            step.entry.step,
-            step.survivors,
-            _ids(step.failed),
-            _ids(step.joined),
-            "yes" if step.entry.boundary else "-",
-            step.entry.extra,
-            step.entry.boundary_minors,
-            step.longest,
-            step.entry.total,
-            _shares(step.entry.contributions.values()),
-        )
-        for step in done
-    ]
+    """Return one line per step, then what all of them counted and computed."""
     header = (
         "step",
         "survivors",
@@ -78,16 +57,36 @@ def simulation_report(steps: Iterable[SimulatedStep], *, policy: str) -> str:
         "total",
         "contributions",
     )
-    counted = sum(step.entry.total for step in done)
-    computed = sum(step.computed for step in done)
-    return "\n".join(
-        [
-            *_aligned(header, rows),
-            "",
-            f"Policy {policy}: {counted} microbatches counted, each once; {computed} computed"
-            f" ({100 * (computed - counted) / counted:.1f}% more, lost or on spares).",
-        ]
-    )
+    rows: list[tuple[object, ...]] = []
+    counted = computed = 0
+    for step in steps:
+        entry = step.entry
+        counted += entry.total
+        computed += step.computed
+        rows.append(
+            (
+                entry.step,
+                step.survivors,
+                _ids(step.failed),
+                _ids(step.joined),
+                "yes" if entry.boundary else "-",
+                entry.extra,
+                entry.boundary_minors,
+                step.longest,
+                entry.total,
+                _shares(entry.contributions.values()),
+            )
+        )
+    surplus = 100 * (computed - counted) / counted
+    lines = [
+        *_aligned(header, rows),
+        "",
+        (
+            f"policy {policy}: {counted} microbatches counted, each once;"
+            f" {computed} computed (+{surplus:.1f}%: lost with a replica, or on spares)"
+        ),
+    ]
+    return "\n".join(lines)
 
 
 def _ids(replicas: Sequence[int]) -> str:
@@ -101,10 +100,10 @@ def _shares(contributions: Iterable[int]) -> str:
 
 
 def _aligned(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return lines with numbers to the right and words to the left."""
-    numeric = [any(isinstance(cell, int) for cell in column) for column in zip(*rows, strict=True)]
+    """Return lines with columns of numbers to the right and columns of words to the left."""
     cells = [list(header), *([str(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    numeric = [isinstance(cell, int) for cell in rows[0]]
     return [
         "  ".join(
             cell.rjust(width) if right else cell.ljust(width)
