@@ -1,0 +1,20 @@
+#include <pybind11/stl.h>
+
+#include "bindings.hpp"
+#include "guard.hpp"
+
+namespace py = pybind11;
+
+namespace ulfm {
+
+void register_guard(py::module_& module) {
+  using Release = py::call_guard<py::gil_scoped_release>;
+  py::class_<Guard>(module, "Guard")
+      .def("watch", &Guard::watch, py::arg("ranks"), Release())
+      .def("set_step_limit", &Guard::set_step_limit, py::arg("seconds"), Release())
+      .def("beat", &Guard::beat, py::arg("where"), Release())
+      .def("begin_wait", &Guard::begin_wait, Release())
+      .def("end_wait", &Guard::end_wait, Release());
+}
+
+}  // namespace ulfm

@@ -1,0 +1,159 @@
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <stdexcept>
+
+#include "bindings.hpp"
+#include "buffer.hpp"
+#include "world.hpp"
+
+namespace py = pybind11;
+
+namespace ulfm {
+namespace {
+
+std::shared_ptr<void> both(std::shared_ptr<void> first, std::shared_ptr<void> second) {
+  return std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(std::move(first), std::move(second));
+}
+
+void require_same_shape(const Buffer& in, const Buffer& out, std::size_t times) {
+  if (in.dtype == out.dtype && in.count * times == out.count && in.on_device == out.on_device) return;
+  throw py::value_error("source has " + std::to_string(in.count) + " elements of " + name_of(in.dtype) +
+                        ", destination " + std::to_string(out.count) + " of " + name_of(out.dtype) + ", expected " +
+                        std::to_string(in.count * times) + " of the same type in the same kind of memory");
+}
+
+std::shared_ptr<Work> submit_all_reduce(World& world, const py::object& source, const py::object& destination, Op op,
+                                 bool contribute, bool by_mpi) {
+  const Buffer out = buffer_of(destination, "destination", true);
+  const Buffer in = source.is(destination) ? out : buffer_of(source, "source", false);
+  require_same_shape(in, out, 1);
+  if (in.on_device && !by_mpi) throw py::value_error("device memory needs by_mpi=True (a CUDA-aware MPI) or host staging");
+  if (by_mpi && !contribute) throw py::value_error("contribute=False needs by_mpi=False");
+  const py::gil_scoped_release release;
+  return world.all_reduce(op, out.dtype, contribute ? in.data : nullptr, out.data, out.count, by_mpi,
+                          both(in.owner, out.owner));
+}
+
+}  // namespace
+
+void register_world(py::module_& module) {
+  using Release = py::call_guard<py::gil_scoped_release>;
+
+  py::enum_<Op>(module, "Op")
+      .value("SUM", Op::sum)
+      .value("MIN", Op::min)
+      .value("MAX", Op::max)
+      .value("PROD", Op::prod);
+  py::enum_<Detection>(module, "Detection")
+      .value("DEFERRED", Detection::deferred)
+      .value("GUARDED", Detection::guarded);
+
+  py::class_<Agreement, std::shared_ptr<Agreement>>(module, "Agreement")
+      .def_readonly("all_alive", &Agreement::all_alive)
+      .def_readonly("flag", &Agreement::flag);
+
+  py::class_<Repair, std::shared_ptr<Repair>>(module, "Repair")
+      .def_readonly("epoch", &Repair::epoch)
+      .def_readonly("members", &Repair::members)
+      .def_readonly("condemned", &Repair::condemned)
+      .def_readonly("rounds", &Repair::rounds)
+      .def_readonly("repair_seconds", &Repair::repair_seconds)
+      .def_readonly("record_seconds", &Repair::record_seconds)
+      .def_property_readonly("records", [](const Repair& self) {
+        py::list rows;
+        for (std::size_t row = 0; row < self.members.size(); ++row) {
+          py::list values;
+          for (std::size_t i = 0; i < self.record_size && !self.records.empty(); ++i) {
+            values.append(self.records[row * self.record_size + i]);
+          }
+          rows.append(py::tuple(values));
+        }
+        return rows;
+      });
+
+  py::class_<World>(module, "World")
+      .def(py::init([](std::uintptr_t handle, int replica_size, Detection detection, double wait_limit,
+                       double recovery_limit) {
+             const py::gil_scoped_release release;
+             return std::make_unique<World>(reinterpret_cast<MPI_Comm>(handle), replica_size, detection,
+                                            Limits{wait_limit, recovery_limit});
+           }),
+           py::arg("handle"), py::kw_only(), py::arg("replica_size"), py::arg("detection"), py::arg("wait_limit"),
+           py::arg("recovery_limit"))
+      .def_property_readonly("rank", &World::rank)
+      .def_property_readonly("initial_size", &World::initial_size)
+      .def_property_readonly("replica_size", &World::replica_size)
+      .def_property_readonly("epoch", &World::epoch)
+      .def_property_readonly("members", &World::members)
+      .def_property_readonly("group_rank", &World::group_rank)
+      .def_property_readonly("group_size", &World::group_size)
+      .def_property_readonly("quiesced", &World::quiesced)
+      .def_property_readonly("detection", &World::detection)
+      .def_property_readonly("guard", &World::guard, py::return_value_policy::reference_internal)
+      .def_property_readonly("world_handle",
+                             [](const World& self) { return reinterpret_cast<std::uintptr_t>(self.world_handle()); })
+      .def_property_readonly("group_handle",
+                             [](const World& self) { return reinterpret_cast<std::uintptr_t>(self.group_handle()); })
+      .def("known_failed", &World::known_failed, Release())
+      .def("quiesce", &World::quiesce)
+      .def("all_reduce", &submit_all_reduce, py::arg("source"), py::arg("destination"), py::kw_only(), py::arg("op"),
+           py::arg("contribute"), py::arg("by_mpi"))
+      .def(
+          "broadcast",
+          [](World& self, const py::object& object, int root) {
+            const Buffer buffer = buffer_of(object, "buffer", self.group_rank() != root);
+            if (buffer.on_device) throw py::value_error("broadcast needs host memory");
+            const py::gil_scoped_release release;
+            return self.broadcast(buffer.data, buffer.bytes(), root, buffer.owner);
+          },
+          py::arg("buffer"), py::kw_only(), py::arg("root"))
+      .def(
+          "all_gather",
+          [](World& self, const py::object& source, const py::object& destination) {
+            const Buffer in = buffer_of(source, "source", false);
+            const Buffer out = buffer_of(destination, "destination", true);
+            require_same_shape(in, out, static_cast<std::size_t>(self.group_size()));
+            if (in.on_device) throw py::value_error("all_gather needs host memory");
+            const py::gil_scoped_release release;
+            return self.all_gather(in.data, out.data, in.bytes(), both(in.owner, out.owner));
+          },
+          py::arg("source"), py::arg("destination"))
+      .def("barrier", &World::barrier, Release())
+      .def(
+          "agree",
+          [](World& self, bool flag) {
+            auto result = std::make_shared<Agreement>();
+            return std::make_pair(self.agree(flag, result), result);
+          },
+          py::arg("flag"), Release())
+      .def(
+          "repair",
+          [](World& self, std::vector<std::int64_t> record) {
+            auto result = std::make_shared<Repair>();
+            return std::make_pair(self.repair(std::move(record), result), result);
+          },
+          py::arg("record"), Release())
+      .def(
+          "on_phase",
+          [](World& self, py::object call) {
+            if (call.is_none()) {
+              self.on_phase = nullptr;
+              return;
+            }
+            // Never freed before the process ends: the communication thread may be about to call it.
+            auto* held = new py::object(std::move(call));
+            self.on_phase = [held](const std::string& phase, int round) {
+              const py::gil_scoped_acquire gil;
+              try {
+                (*held)(phase, round);
+              } catch (py::error_already_set& error) {
+                error.discard_as_unraisable("ulfm_core on_phase");
+              }
+            };
+          },
+          py::arg("call"))
+      .def("stop", &World::stop, Release());
+}
+
+}  // namespace ulfm

@@ -1,0 +1,26 @@
+// A Python object's memory: the buffer protocol, DLPack or __cuda_array_interface__.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "dtype.hpp"
+
+namespace ulfm {
+
+struct Buffer {
+  void* data = nullptr;
+  std::size_t count = 0;
+  DType dtype = DType::u8;
+  bool on_device = false;       // CUDA memory
+  std::shared_ptr<void> owner;  // keeps the memory alive, releasable without the GIL
+
+  std::size_t bytes() const { return count * size_of(dtype); }
+};
+
+// Raises TypeError (no such protocol, dtype, or read-only) or ValueError (not contiguous), naming `role`.
+Buffer buffer_of(const pybind11::object& object, const char* role, bool writable);
+
+}  // namespace ulfm

@@ -1,0 +1,49 @@
+// The communication thread: every MPI call of the process, in one order.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "guard.hpp"
+#include "work.hpp"
+
+namespace ulfm {
+
+class Engine {
+ public:
+  explicit Engine(Guard& guard);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Runs `task` after everything submitted before it. What it throws becomes the outcome: Fault is a failure (and is
+  // told to `on_fault` first), anything else a fatal error. `limit` in seconds bounds it (0: no bound).
+  std::shared_ptr<Work> submit(std::string name, double limit, std::function<Outcome()> task);
+  void stop();
+
+  // Called on the communication thread right after a task threw Fault.
+  std::function<void()> on_fault;
+
+ private:
+  struct Entry {
+    std::shared_ptr<Work> work;
+    double limit;
+    std::function<Outcome()> task;
+  };
+  void run();
+  void execute(Entry& entry);
+
+  Guard& guard_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Entry> queue_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace ulfm

@@ -1,0 +1,129 @@
+#include "guard.hpp"
+
+#include <unistd.h>
+
+#include <cstdio>
+
+namespace ulfm {
+namespace {
+
+constexpr auto period = std::chrono::milliseconds(5);
+constexpr int exit_code = 75;  // EX_TEMPFAIL: nothing is wrong with the program
+
+double seconds_since(std::chrono::steady_clock::time_point then) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - then).count();
+}
+
+std::string with_seconds(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", seconds);
+  return text;
+}
+
+}  // namespace
+
+Guard::Guard(MPI_Comm everyone, std::string identity) : everyone_(everyone), identity_(std::move(identity)) {
+  MPI_Comm_group(everyone_, &group_);
+  thread_ = std::thread([this] { run(); });
+}
+
+Guard::~Guard() { stop(); }
+
+void Guard::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Guard::watch(std::vector<int> ranks) {
+  const std::lock_guard lock(mutex_);
+  watched_ = std::move(ranks);
+}
+
+void Guard::set_step_limit(double seconds) {
+  const std::lock_guard lock(mutex_);
+  step_limit_ = seconds;
+  beat_ = Clock::now();
+}
+
+void Guard::beat(const std::string& where) {
+  const std::lock_guard lock(mutex_);
+  where_ = where;
+  beat_ = Clock::now();
+}
+
+void Guard::begin_operation(const std::string& name, double limit) {
+  const std::lock_guard lock(mutex_);
+  operation_ = name;
+  operation_limit_ = limit;
+  operation_begun_ = Clock::now();
+}
+
+void Guard::end_operation() {
+  const std::lock_guard lock(mutex_);
+  operation_.clear();
+  operation_limit_ = 0.0;
+}
+
+void Guard::begin_wait() {
+  const std::lock_guard lock(mutex_);
+  ++waiting_;
+}
+
+void Guard::end_wait() {
+  const std::lock_guard lock(mutex_);
+  --waiting_;
+  beat_ = Clock::now();
+}
+
+void Guard::run() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    wake_.wait_for(lock, period);
+    if (!stopping_) look();
+  }
+}
+
+void Guard::look() {
+  int rank = -1;
+  if (!watched_.empty() && peer_is_dead(&rank)) {
+    end("rank " + std::to_string(rank) + " of its replica died: the replica is lost as a whole");
+  }
+  if (operation_limit_ > 0.0 && seconds_since(operation_begun_) > operation_limit_) {
+    end("'" + operation_ + "' has not returned for " + with_seconds(operation_limit_) + " (" + where_ + ")");
+  }
+  if (step_limit_ > 0.0 && waiting_ == 0 && seconds_since(beat_) > step_limit_) {
+    end("no progress for " + with_seconds(step_limit_) + ", stuck at: " + where_);
+  }
+}
+
+bool Guard::peer_is_dead(int* rank) const {
+  // A local call: it asks what the runtime knows already, the communication thread's polling brings the news.
+  MPI_Group failed = MPI_GROUP_NULL;
+  if (MPIX_Comm_get_failed(everyone_, &failed) != MPI_SUCCESS) return false;
+  int count = 0;
+  MPI_Group_size(failed, &count);
+  bool dead = false;
+  if (count > 0) {
+    std::vector<int> found(watched_.size(), MPI_UNDEFINED);
+    MPI_Group_translate_ranks(group_, static_cast<int>(watched_.size()), watched_.data(), failed, found.data());
+    for (std::size_t i = 0; i < found.size() && !dead; ++i) {
+      dead = found[i] != MPI_UNDEFINED;
+      *rank = watched_[i];
+    }
+  }
+  MPI_Group_free(&failed);
+  return dead;
+}
+
+void Guard::end(const std::string& reason) const {
+  const std::string line = identity_ + ": " + reason + "; this process ends, the others go on without it\n";
+  // write() and _exit(): neither needs a lock that the stuck thread may hold.
+  if (write(STDERR_FILENO, line.data(), line.size()) < 0) _exit(exit_code);
+  _exit(exit_code);
+}
+
+}  // namespace ulfm

@@ -1,0 +1,67 @@
+// The guard: a thread that ends this process when it can no longer be of use, so that nothing waits for ever.
+//
+// It watches three things and ends the process with a line that says where it stood:
+//   * a peer of this process's own replica is dead (the replica is lost as a whole);
+//   * an operation on the communication thread runs longer than its limit (a stalled MPI call cannot be interrupted
+//     from within, only the process can end it);
+//   * the application has reported no progress for the step limit although it is not waiting for others.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "mpi_ulfm.hpp"
+
+namespace ulfm {
+
+class Guard {
+ public:
+  // `everyone` is a communicator that is never freed: failures are looked up in it. `identity` starts the last line.
+  Guard(MPI_Comm everyone, std::string identity);
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+  void watch(std::vector<int> ranks);  // ranks of `everyone` whose death ends this process
+  void set_step_limit(double seconds);  // 0: none
+  void beat(const std::string& where);  // the application is alive, and here
+  void stop();
+
+  // An operation of the communication thread; `limit` in seconds, 0 for none.
+  void begin_operation(const std::string& name, double limit);
+  void end_operation();
+
+  // The application waits for the communication thread: its own limit is suspended meanwhile.
+  void begin_wait();
+  void end_wait();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void run();
+  void look();
+  bool peer_is_dead(int* rank) const;
+  [[noreturn]] void end(const std::string& reason) const;
+
+  const MPI_Comm everyone_;
+  MPI_Group group_ = MPI_GROUP_NULL;
+  const std::string identity_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stopping_ = false;
+  std::vector<int> watched_;
+  double step_limit_ = 0.0;
+  std::string where_ = "before its first step";
+  Clock::time_point beat_ = Clock::now();
+  std::string operation_;
+  double operation_limit_ = 0.0;
+  Clock::time_point operation_begun_;
+  int waiting_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace ulfm

@@ -1,0 +1,56 @@
+#include "runtime.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "mpi_ulfm.hpp"
+
+namespace ulfm {
+
+std::string library_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  return std::string(text, static_cast<std::size_t>(length));
+}
+
+bool initialized() {
+  int flag = 0;
+  MPI_Initialized(&flag);
+  return flag != 0;
+}
+
+bool finalized() {
+  int flag = 0;
+  MPI_Finalized(&flag);
+  return flag != 0;
+}
+
+bool thread_multiple() {
+  int provided = MPI_THREAD_SINGLE;
+  return MPI_Query_thread(&provided) == MPI_SUCCESS && provided == MPI_THREAD_MULTIPLE;
+}
+
+bool cuda_aware() {
+#if defined(OMPI_HAVE_MPI_EXT_CUDA) && OMPI_HAVE_MPI_EXT_CUDA
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
+}
+
+void leave(int code, bool finalize, double seconds) {
+  if (finalize && initialized() && !finalized()) {
+    // After a failure MPI_Finalize may hang; this thread is then the way out.
+    std::thread([code, seconds] {
+      std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+      _exit(code);
+    }).detach();
+    MPI_Finalize();
+  }
+  _exit(code);
+}
+
+}  // namespace ulfm

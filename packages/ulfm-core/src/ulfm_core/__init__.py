@@ -1,0 +1,37 @@
+"""MPI communicators that survive the loss of processes.
+
+`init()` joins the job's world; `World` detects, repairs, records and reduces (ReCoVer, section 4.1); `leave()` is the
+way out. Start programs with `ulfmrun -n N program.py`, and check a machine with `ulfm-doctor`. Nothing happens at
+import: MPI is initialised by `init()`.
+"""
+
+from ulfm_core.errors import (
+    NotLaunchedError,
+    PeerLostError,
+    ReplicaCondemnedError,
+    UlfmError,
+    UnsupportedMPIError,
+    UsageError,
+)
+from ulfm_core.leaving import leave
+from ulfm_core.world import Agreement, Consensus, Outcome, Repair, Work, World, init
+
+__all__ = [
+    "Agreement",
+    "Consensus",
+    "NotLaunchedError",
+    "Outcome",
+    "PeerLostError",
+    "Repair",
+    "ReplicaCondemnedError",
+    "UlfmError",
+    "UnsupportedMPIError",
+    "UsageError",
+    "Work",
+    "World",
+    "__version__",
+    "init",
+    "leave",
+]
+
+__version__ = "0.1.0"
