@@ -14,6 +14,8 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
+from ulfm_core._farewell import say_farewell
+
 if TYPE_CHECKING:
     from ulfm_core.world import World
 
@@ -36,6 +38,7 @@ def leave(code: int = 0) -> NoReturn:
 
     Collective over the survivors when `code` is 0. Never returns.
     """
+    say_farewell(code)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -67,4 +70,14 @@ def register(world: World) -> None:
         previous(kind, error, trace)
 
     sys.excepthook = remember
-    atexit.register(lambda: leave(_code_at_exit))
+    atexit.register(leave_at_exit)
+
+
+def leave_at_exit() -> None:
+    """The exit function that `register()` adds. `ulfmrun` removes it, to run the others first."""
+    leave(_code_at_exit)
+
+
+def in_world() -> bool:
+    """Return whether this process has joined a world, and so has to leave it."""
+    return _world is not None

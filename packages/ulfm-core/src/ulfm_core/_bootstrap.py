@@ -1,0 +1,138 @@
+"""What every rank of `ulfmrun` runs first: its environment, then the program, then the way out.
+
+`python -m ulfm_core._bootstrap [-m] PROGRAM ARGS` sets the variables that torchrun would set, runs
+the program as `__main__`, tells `ulfmrun` with which code it ended, and leaves.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import importlib.util
+import io
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from ulfm_core import leaving
+from ulfm_core._channel import report
+from ulfm_core._farewell import BAD_INPUT, hold_stderr, say_farewell
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> NoReturn:
+    """Run the program that the command line names, as one rank of a job."""
+    if "OMPI_COMM_WORLD_RANK" not in os.environ:
+        sys.exit("ulfm_core._bootstrap is started by ulfmrun: ulfmrun -n N [-m] PROGRAM ARGS")
+    # A rank must not outlive its mpirun, or nobody would ever end it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    faulthandler.enable()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a killed rank said is still seen
+    _set_environment()
+    report("start")
+    hold_stderr()
+    code = _run(sys.argv[1:])
+    _run_exit_functions()
+    say_farewell(code)
+    _leave(code)
+
+
+def _set_environment() -> None:
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    world = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    size = int(os.environ.get("ULFM_REPLICA_SIZE", "0")) or world
+    replica, position = divmod(rank, size)
+    hosts = [  # the host of every rank, where there are several
+        name
+        for part in filter(None, os.environ.get("ULFM_HOSTS", "").split(","))
+        for name, _, slots in [part.rpartition(":")]
+        for _ in range(int(slots))
+    ]
+    os.environ |= {
+        "RANK": str(position),
+        "WORLD_SIZE": str(size),
+        # Of the host and not of the replica: they choose the device.
+        "LOCAL_RANK": os.environ["OMPI_COMM_WORLD_LOCAL_RANK"],
+        "LOCAL_WORLD_SIZE": os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"],
+        "MASTER_ADDR": hosts[replica * size] if hosts else "127.0.0.1",
+        "MASTER_PORT": str(int(os.environ["ULFM_MASTER_PORT"]) + replica),
+    }
+    if "ULFM_REPLICA_SIZE" in os.environ:
+        os.environ |= {"ULFM_REPLICA": str(replica), "ULFM_POSITION": str(position)}
+
+
+def _run(command: list[str]) -> int:
+    """Run `[-m] program args` as `__main__` and return its exit code."""
+    try:
+        if command[0] == "-m":
+            name = command[1]
+            if _missing(name):
+                print(f"ulfmrun: no such module: {name!r}", file=sys.stderr)
+                return BAD_INPUT
+            sys.argv = command[1:]
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = command
+            sys.path[0] = str(Path(command[0]).resolve().parent)
+            runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as wanted:
+        return _code(wanted)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BaseException as error:  # noqa: BLE001 - as the interpreter itself would
+        _print_traceback(error)
+        return 1
+    return 0
+
+
+def _missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:
+        return True
+
+
+def _code(wanted: SystemExit) -> int:
+    if wanted.code is None:
+        return 0
+    if isinstance(wanted.code, int):
+        return wanted.code & 0xFF
+    print(wanted.code, file=sys.stderr)
+    return 1
+
+
+def _print_traceback(error: BaseException) -> None:
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename in {__file__, "<frozen runpy>"}:
+        frames = frames.tb_next
+    # In one write, or the tracebacks of several ranks run into each other.
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    sys.stderr.write(f"rank {os.environ['OMPI_COMM_WORLD_RANK']}: {text}")
+
+
+def _run_exit_functions() -> None:
+    """Do what Python does at its end, before the job hears that this rank has finished."""
+    atexit.unregister(leaving.leave_at_exit)  # the program's own come first
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - waits for threads
+    with contextlib.suppress(Exception):  # each has printed its traceback; the rest were run
+        atexit._run_exitfuncs()  # noqa: SLF001
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process: by the way out that survives failures, if it is in the world."""
+    if leaving.in_world():
+        leaving.leave(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

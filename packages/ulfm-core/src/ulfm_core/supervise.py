@@ -1,0 +1,366 @@
+"""One `mpirun`, watched: who finished, who was lost, who is left over, and what to call it all.
+
+mpirun's own exit code says little: it is 0 although ranks were killed, and mpirun waits for ever
+for a rank that is stopped. So the ranks report (see `_channel`), and the verdict counts reports.
+Every wait here is bounded, and no process is left on this host when `supervise` returns.
+"""
+
+import contextlib
+import ctypes
+import math
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from ulfm_core._channel import ENVIRONMENT, Channel
+
+__all__ = ["Outcome", "Patience", "supervise"]
+
+BAD_INPUT = 2
+_PR_SET_PDEATHSIG = 1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+Message = dict[str, Any]
+State = Literal["running", "leaving", "stopped", "lost", "dead"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patience:
+    """How long, in seconds, `ulfmrun` waits for what may never come.
+
+    Attributes:
+        leftover: A rank that is stopped, was declared lost, or does not get out of MPI, once no
+            other rank is running.
+        straggler: A rank that still runs its program once another has finished.
+        ending: mpirun, after it was asked to end.
+    """
+
+    leftover: float = 10.0
+    straggler: float = 600.0
+    ending: float = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        code: The exit code to hand on.
+        finished: The ranks that ended their program by themselves, whatever the code.
+        lost: The others.
+        started: How many ranks had started.
+        interrupted: A signal to `ulfmrun` ended the job.
+        said: Closing lines for the reader.
+    """
+
+    code: int
+    finished: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    started: int = 0
+    interrupted: bool = False
+    said: tuple[str, ...] = ()
+
+
+def supervise(
+    command: Sequence[str],
+    *,
+    size: int,
+    environment: Mapping[str, str],
+    remote: str = "",
+    patience: Patience | None = None,
+) -> Outcome:
+    """Run mpirun to its end and say how the job ended. Call from the main thread.
+
+    Args:
+        command: The mpirun command line, each rank of which runs `ulfm_core._bootstrap`.
+        size: The number of ranks it starts.
+        environment: The environment of mpirun; the report channel's variable is added.
+        remote: A host other than this one that ranks run on, or "" if there is none.
+        patience: How long to wait for what may never come.
+    """
+    inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    channel = Channel(inbox, reachable_from=remote)
+    try:
+        with _signals_into(inbox):
+            watch = _Watch(command, size, {**environment, ENVIRONMENT: channel.address}, inbox)
+            try:
+                return watch.run(patience or Patience())
+            finally:
+                watch.end_everything()
+    finally:
+        channel.close()
+
+
+@dataclass(kw_only=True, slots=True)
+class _Rank:
+    """What is known of one rank that has started."""
+
+    number: int
+    host: str
+    pid: int
+    since: float  # when it was first seen in its state
+    state: State = "running"
+    code: int | None = None
+    said: str = ""
+    gone: bool = False
+    lost: bool = False
+
+    @property
+    def local(self) -> bool:
+        return self.host == socket.gethostname()
+
+    def look(self, now: float) -> None:
+        """Bring the state up to date: from its reports, and from /proc if it is on this host."""
+        letter = _process_state(self.pid) if self.local else "?"
+        state: State
+        if self.gone or letter in {"", "Z"}:
+            state = "dead"
+        elif self.lost:
+            state = "lost"
+        elif letter in {"T", "t"}:
+            state = "stopped"
+        else:
+            state = "running" if self.code is None else "leaving"
+        if state != self.state:
+            self.state, self.since = state, now
+
+
+@dataclass(kw_only=True, slots=True)
+class _Roster:
+    """All ranks of one job, by what they reported."""
+
+    size: int
+    ranks: dict[int, _Rank] = field(default_factory=dict)
+    step: Any = None
+
+    def take(self, message: Message) -> None:
+        """Note what a rank said."""
+        number = message["rank"]
+        rank = self.ranks.get(number)
+        match message["kind"]:
+            case "start":
+                self.ranks[number] = _Rank(
+                    number=number, host=message["host"], pid=message["pid"], since=time.monotonic()
+                )
+            case "exit" if rank:
+                rank.code = message["code"]
+                rank.said = message.get("said", "")
+            case "gone" if rank and rank.pid == message["pid"]:
+                rank.gone = True
+            case "lost":
+                for lost in message.get("ranks", [number]):
+                    if lost in self.ranks:
+                        self.ranks[lost].lost = True
+            case "progress":
+                self.step = message.get("step", self.step)
+
+    def look(self, now: float) -> list[_Rank]:
+        """Bring every rank's state up to date and return those that are alive."""
+        for rank in self.ranks.values():
+            rank.look(now)
+        return [rank for rank in self.ranks.values() if rank.state != "dead"]
+
+    def quiet(self, now: float) -> float:
+        """Return for how many seconds no rank has changed its state."""
+        return now - max((rank.since for rank in self.ranks.values()), default=now)
+
+    def overdue(self, now: float, living: Sequence[_Rank], patience: Patience) -> list[_Rank]:
+        """Return those of the living that nobody waits for any more, except mpirun."""
+        ranks = self.ranks.values()
+        finished = any(rank.code is not None for rank in ranks)
+        limit = math.inf
+        if any(rank.state == "running" for rank in living):
+            limit = patience.straggler if finished else math.inf
+        elif finished or len(living) < len(ranks):
+            limit = patience.leftover if len(ranks) == self.size else patience.straggler
+        if self.quiet(now) > limit:
+            return list(living)
+        return [r for r in living if r.state == "lost" and now - r.since > patience.leftover]
+
+    def verdict(self) -> Outcome:
+        """Say how the job ended, once it has."""
+        finishers = [r for _, r in sorted(self.ranks.items()) if r.code is not None and not r.lost]
+        finished = tuple(rank.number for rank in finishers)
+        lost = tuple(number for number in range(self.size) if number not in finished)
+        failed = [rank for rank in finishers if rank.code]
+        code = next((rank.code for rank in failed if rank.code), 0)
+        # Every rank refuses a bad input in the same words; once is enough.
+        said = list(dict.fromkeys(rank.said.rstrip() for rank in failed if rank.said))
+        if not finished:
+            code = 1
+            reached = "" if self.step is None else f" after step {self.step}"
+            said.append(
+                f"ulfmrun: no rank finished: {_names(lost)} lost{reached}; start again from the"
+                " newest checkpoint, or have it done by --max-restarts"
+            )
+        elif any(rank.code != BAD_INPUT for rank in failed):
+            said.append(f"ulfmrun: {_names(r.number for r in failed)} failed, exit code {code}")
+        if finished and lost:
+            said.append(
+                f"ulfmrun: {len(finished)} of {self.size} ranks finished; lost: {_names(lost)}"
+            )
+        return Outcome(
+            code=code, finished=finished, lost=lost, started=len(self.ranks), said=tuple(said)
+        )
+
+
+class _Watch:
+    """One running mpirun and the messages about it."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        size: int,
+        environment: Mapping[str, str],
+        inbox: "queue.SimpleQueue[Message]",
+    ) -> None:
+        self.roster = _Roster(size=size)
+        self.inbox = inbox
+        self.mark = f"{ENVIRONMENT}={environment[ENVIRONMENT]}".encode()
+        self.signal: int | None = None
+        self.asked_to_end: float | None = None
+        # Its own session: a Ctrl-C at the terminal is ours to pass on, once. And if we are killed
+        # it ends by itself, and its ranks with it.
+        prctl = ctypes.CDLL(None).prctl
+        self.mpirun = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
+        )
+        threading.Thread(target=self._wait_for_mpirun, daemon=True).start()
+
+    def run(self, patience: Patience) -> Outcome:
+        """Follow the job until mpirun has ended, however that has to be brought about."""
+        message: Message = {}
+        look_at = 0.0
+        while message.get("kind") != "ended":
+            message = self._next(0.25)
+            if message.get("kind") == "signal":
+                self._interrupt(message["number"])
+            elif "rank" in message:
+                self.roster.take(message)
+            now = time.monotonic()
+            if now > look_at:  # not for every message of a job that reports a lot
+                self._end_leftovers(now, patience)
+                look_at = now + 0.2
+        self._hear_the_last_words()
+        if self.signal is not None:
+            said = f"ulfmrun: ended by {signal.Signals(self.signal).name}"
+            return Outcome(code=128 + self.signal, interrupted=True, said=(said,))
+        if not self.roster.ranks:
+            said = f"ulfmrun: no rank started; mpirun ended with exit code {message['code']}"
+            return Outcome(code=max(message["code"], 1), said=(said,))
+        return self.roster.verdict()
+
+    def end_everything(self) -> None:
+        """Leave no process of this job behind on this host."""
+        self._kill_mpirun()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.mpirun.wait(timeout=5)
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # not ours to read, or gone already
+                if self.mark in (process / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(process.name), signal.SIGKILL)
+
+    def _wait_for_mpirun(self) -> None:
+        self.inbox.put({"kind": "ended", "code": self.mpirun.wait()})
+
+    def _next(self, timeout: float) -> Message:
+        with contextlib.suppress(queue.Empty):
+            return self.inbox.get(timeout=timeout)
+        return {}
+
+    def _hear_the_last_words(self) -> None:
+        # What dead ranks had sent may still be on its way; the end of each connection closes it.
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until and not all(r.gone for r in self.roster.ranks.values()):
+            message = self._next(0.05)
+            if "rank" in message:
+                self.roster.take(message)
+
+    def _interrupt(self, number: int) -> None:
+        if self.signal is not None:  # somebody insists
+            self._kill_mpirun()
+        self.signal = number
+        self._ask_to_end()
+
+    def _ask_to_end(self) -> None:
+        if self.asked_to_end is None:
+            self.asked_to_end = time.monotonic()
+            self.mpirun.terminate()
+
+    def _kill_mpirun(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.mpirun.pid, signal.SIGKILL)
+
+    def _end_leftovers(self, now: float, patience: Patience) -> None:
+        if self.asked_to_end is not None:
+            if now - self.asked_to_end > patience.ending:
+                self._kill_mpirun()
+            return
+        living = self.roster.look(now)
+        overdue = self.roster.overdue(now, living, patience)
+        for rank in overdue:
+            print(
+                f"ulfmrun: killed rank {rank.number} (pid {rank.pid} on {rank.host}), which was"
+                f" {_WORDS[rank.state]}, after {now - rank.since:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+            if rank.local:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.pid, signal.SIGKILL)
+        none_left = self.roster.ranks and not living
+        if any(not rank.local for rank in overdue) or (
+            none_left and self.roster.quiet(now) > patience.leftover
+        ):
+            self._ask_to_end()
+
+
+_WORDS: dict[State, str] = {
+    "stopped": "stopped while the others had ended",
+    "lost": "declared lost and still there",
+    "leaving": "done but did not end",
+    "running": "still running although others had finished",
+}
+
+
+@contextlib.contextmanager
+def _signals_into(inbox: "queue.SimpleQueue[Message]") -> Iterator[None]:
+    """Turn the signals that end a program into messages."""
+
+    def put(number: int, _frame: FrameType | None) -> None:
+        inbox.put({"kind": "signal", "number": number})
+
+    before = {number: signal.signal(number, put) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _process_state(pid: int) -> str:
+    """The state letter of a process of this host in /proc, or "" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def _names(ranks: Iterable[int]) -> str:
+    """Return `rank 2`, or `ranks 0, 1 and 3`."""
+    *most, last = [str(rank) for rank in ranks]
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
