@@ -1,0 +1,272 @@
+import json
+import math
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grad_txn.errors import LogError
+from grad_txn.events import EventLog, event_files, read_events
+
+pytestmark = pytest.mark.timeout(60)
+
+KILLER = """
+import json, os, random, signal, sys, time
+from pathlib import Path
+from grad_txn.events import EventLog
+
+size, out = int(sys.argv[1]), Path(sys.argv[2])
+whole = torn = 0
+for attempt in range(60):
+    writer = os.fork()
+    if writer == 0:
+        with EventLog(out / str(attempt), 0) as log:
+            while True:
+                log.write("step", filling="x" * size)
+    time.sleep(0.003 + 0.005 * random.random())
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
+    path = out / str(attempt) / "events" / "0.jsonl"
+    *lines, rest = path.read_bytes().split(b"\\n") if path.exists() else [b""]
+    whole += sum(json.loads(line)["event"] == "step" for line in lines)
+    torn += bool(rest.strip())
+print(whole, torn)
+"""
+
+
+def test_a_line_has_event_and_time_and_then_the_fields(tmp_path: Path) -> None:
+    with EventLog(tmp_path, 3, clock=lambda: 12.5) as log:
+        log.write("step", step=7, ids={0: (1, 2)}, roles=MappingProxyType({1: "major"}), out={2, 1})
+    lines = (tmp_path / "events" / "3.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {
+            "event": "step",
+            "time": 12.5,
+            "step": 7,
+            "ids": {"0": [1, 2]},
+            "roles": {"1": "major"},
+            "out": [1, 2],
+        }
+    ]
+
+
+def test_numbers_without_a_json_word_stay_valid_json(tmp_path: Path) -> None:
+    with EventLog(tmp_path, 0) as log:
+        log.write("step", loss=math.nan, grad_norm=-math.inf)
+    (event,) = read_events(tmp_path)[0]
+    assert (event["loss"], event["grad_norm"]) == ("nan", "-inf")
+    assert math.isnan(float(event["loss"]))
+
+
+def test_each_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bytes] = []
+    real = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        calls.append(data)
+        return real(descriptor, data)
+
+    with EventLog(tmp_path, 0) as log:
+        monkeypatch.setattr(os, "write", write)
+        for n in range(3):
+            log.write("step", n=n, filling="x" * 3000 * n)
+        monkeypatch.undo()
+    assert len(calls) == 3
+    assert b"".join(calls) == log.path.read_bytes()
+
+
+def test_no_line_up_to_a_page_crosses_a_page_border(tmp_path: Path) -> None:
+    with EventLog(tmp_path, 0) as log:
+        for n in range(300):
+            log.write("step", filling="x" * (n * 37 % 4000))
+    position = 0
+    for line in log.path.read_bytes().splitlines(keepends=True):
+        text = line.lstrip(b" ")
+        start = position + len(line) - len(text)
+        if len(text) <= mmap.PAGESIZE:
+            assert start // mmap.PAGESIZE == (start + len(text) - 1) // mmap.PAGESIZE
+        position += len(line)
+
+
+@pytest.mark.parametrize("size", [200, 3500])
+def test_sigkill_at_any_moment_leaves_only_whole_lines(tmp_path: Path, size: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLER, str(size), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    whole, torn = map(int, done.stdout.split())
+    assert whole > 1000
+    assert torn == 0
+
+
+def test_after_the_last_words_no_thread_writes_again(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, 0)
+    started = threading.Event()
+
+    def chatter() -> None:
+        while True:
+            log.write("step", filling="x" * 50_000)
+            started.set()
+
+    threading.Thread(target=chatter, daemon=True).start()
+    assert started.wait(10)
+    log.last_words("inject", step=1)
+    size = log.path.stat().st_size
+    time.sleep(0.05)
+    assert log.path.stat().st_size == size
+    assert read_events(tmp_path)[0][-1]["event"] == "inject"
+
+
+def test_threads_share_a_log(tmp_path: Path) -> None:
+    with EventLog(tmp_path, 0) as log:
+
+        def chatter(name: int) -> None:
+            for n in range(100):
+                log.write("step", name=name, n=n)
+
+        threads = [threading.Thread(target=chatter, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    events = read_events(tmp_path)[0]
+    for name in range(4):
+        assert [event["n"] for event in events if event["name"] == name] == list(range(100))
+
+
+def test_a_resumed_run_appends_and_drops_a_torn_tail(tmp_path: Path) -> None:
+    with EventLog(tmp_path, 0) as log:
+        log.write("start", run="a")
+    with log.path.open("a") as file:
+        file.write('{"event": "step", "ti' + "x" * 10_000)
+    with EventLog(tmp_path, 0) as log:
+        log.write("start", run="b")
+    assert [event["run"] for event in read_events(tmp_path)[0]] == ["a", "b"]
+
+
+def test_a_file_that_is_one_torn_line_becomes_empty(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "0.jsonl").write_bytes(b"x" * 9000)
+    with EventLog(tmp_path, 0) as log:
+        log.write("start")
+    assert [event["event"] for event in read_events(tmp_path)[0]] == ["start"]
+
+
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LogError, match=r"file.events.0.jsonl: cannot be written: Not a directory"):
+        EventLog(tmp_path / "file", 0)
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+    with EventLog(tmp_path, 0) as log:
+        log.write("start")
+        log.write("step", filling="x" * 200)
+        size = log.path.stat().st_size
+    full = """
+import resource, signal, sys
+from grad_txn.events import EventLog
+from grad_txn.errors import LogError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limit = int(sys.argv[2]) + 100
+resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    EventLog(sys.argv[1], 0).write("step", filling="y" * 200)
+except LogError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", full, str(tmp_path), str(size)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert "only 100 of" in done.stdout
+    assert log.path.stat().st_size == size
+
+
+def test_what_has_no_json_form_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
+    with EventLog(tmp_path, 0) as log:
+        with pytest.raises(LogError, match=r"event 'step' has no JSON form: object"):
+            log.write("step", loss=object())
+        with pytest.raises(LogError, match="no JSON form"):
+            log.write("step", nested=[math.nan])
+        log.write("step", step=0)
+    assert len(read_events(tmp_path)[0]) == 1
+
+
+def test_a_closed_log_refuses_events(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, 0)
+    log.close()
+    log.close()
+    with pytest.raises(LogError, match="closed"):
+        log.write("step")
+
+
+def test_logs_are_read_in_rank_order(tmp_path: Path) -> None:
+    for rank in (10, 9, 0):
+        EventLog(tmp_path, rank).close()
+    (tmp_path / "events" / "notes.jsonl").write_text("not a log")
+    assert [path.name for path in event_files(tmp_path)] == ["0.jsonl", "9.jsonl", "10.jsonl"]
+    assert list(read_events(tmp_path)) == [0, 9, 10]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"event": "start", "time": 1}\n{"event": "st', r"0.jsonl:2: torn or invalid line"),
+        ('{"event": "start"}\n', r"0.jsonl:1: not an event"),
+        ("[1]\n", r"0.jsonl:1: not an event"),
+        ("\xff\n", r"0.jsonl: cannot be read"),
+    ],
+)
+def test_a_damaged_log_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "0.jsonl").write_bytes(content.encode("latin-1"))
+    with pytest.raises(LogError, match=message):
+        read_events(tmp_path)
+
+
+def test_no_log_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match=r"no events/ in it"):
+        read_events(tmp_path)
+    (tmp_path / "events").mkdir()
+    with pytest.raises(LogError, match=r"nothing was recorded"):
+        read_events(tmp_path)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@pytest.mark.property
+@settings(max_examples=50, deadline=None)
+@given(
+    events=st.lists(
+        st.dictionaries(st.text().filter(lambda key: key not in ("event", "time")), VALUES)
+    )
+)
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, events: list[dict[str, object]]
+) -> None:
+    out = tmp_path_factory.mktemp("log")
+    with EventLog(out, 0, clock=lambda: 1.0) as log:
+        for fields in events:
+            log.write("any", **fields)
+    assert read_events(out)[0] == [{"event": "any", "time": 1.0} | fields for fields in events]
