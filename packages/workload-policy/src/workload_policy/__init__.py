@@ -6,7 +6,7 @@ with `policy_named` or one of the policies and follow `Policy`: ``start``, ``on_
 """
 
 from workload_policy.adaptive_world import AdaptiveWorld
-from workload_policy.decision import Decision, Restore, SurvivorRecord
+from workload_policy.decision import Decision, Restore, SurvivorRecord, agreed_table
 from workload_policy.errors import (
     LayoutError,
     LedgerError,
@@ -48,5 +48,6 @@ __all__ = [
     "SurvivorRecord",
     "TableError",
     "WorkloadPolicyError",
+    "agreed_table",
     "policy_named",
 ]

@@ -6,14 +6,14 @@ pure function of the plan and that table, so all survivors decide alike without 
 
 import enum
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from workload_policy.errors import NoSurvivorsError, TableError
 from workload_policy.plan import Plan
 from workload_policy.roles import Role
 
-__all__ = ["Decision", "Restore", "SurvivorRecord", "failed_replicas"]
+__all__ = ["Decision", "Restore", "SurvivorRecord", "agreed_table", "failed_replicas"]
 
 
 class Restore(enum.Enum):
@@ -73,6 +73,24 @@ class Decision:
     grad_extra: int
     boundary_minors: int
     queued: tuple[int, ...]
+
+
+def agreed_table(plan: Plan, failed: Collection[int]) -> list[SurvivorRecord]:
+    """Return the table of the survivors of `failed` when all have finished what they were given.
+
+    In a run the table comes from the survivors themselves; this one is for simulations and tests.
+    """
+    dead = frozenset(failed)
+    return [
+        SurvivorRecord(
+            replica=member,
+            role=plan.roles[member],
+            contributed=len(plan.assigned[member]),
+            microbatch=len(plan.assigned[member]),
+        )
+        for member in plan.members
+        if member not in dead
+    ]
 
 
 def failed_replicas(plan: Plan, table: Sequence[SurvivorRecord]) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -138,25 +138,28 @@ class Plan:
         Raises:
             PlanError: It does; the message names what.
         """
-        ids = [*itertools.chain.from_iterable(self.assigned.values())]
-        behind = set(self.queue)
-        complaints = {
-            "it has no members": not self.members,
-            "its members are not sorted and distinct": not _increasing(self.members),
-            "its roles are not those of its members": set(self.roles) != set(self.members),
-            "its assignment is not that of its members": set(self.assigned) != set(self.members),
-            "its queue is not sorted and below its cursor": not _increasing(
-                (*self.queue, self.cursor)
-            ),
-            f"it counts {self.total} microbatches, not {self.target}": self.total != self.target,
-            "it assigns an id twice": len(set(ids)) != len(ids),
-            "it assigns an id that is already counted": any(
-                i < self.cursor and i not in behind for i in ids
-            ),
-        }
-        for complaint, holds in complaints.items():
-            if holds:
-                raise PlanError(f"the plan of step {self.step} is damaged: {complaint}")
+        for complaint in self._contradictions():
+            raise PlanError(f"the plan of step {self.step} is damaged: {complaint}")
+
+    def _contradictions(self) -> Iterator[str]:
+        """Yield what is wrong. What comes after the first of them may fail because of it."""
+        if not self.members:
+            yield "it has no members"
+        if not _increasing(self.members):
+            yield "its members are not sorted and distinct"
+        if set(self.roles) != set(self.members):
+            yield "its roles are not those of its members"
+        if set(self.assigned) != set(self.members):
+            yield "its assignment is not that of its members"
+        if not _increasing((*self.queue, self.cursor)):
+            yield "its queue is not sorted and below its cursor"
+        ids = set(itertools.chain.from_iterable(self.assigned.values()))
+        if len(ids) != sum(map(len, self.assigned.values())):
+            yield "it assigns an id twice"
+        if any(i < self.cursor for i in ids.difference(self.queue)):
+            yield "it assigns an id that is already counted"
+        if self.total != self.target:
+            yield f"it counts {self.total} microbatches, not {self.target}"
 
 
 def _by_replica(values: Mapping[str, T]) -> dict[int, T]:

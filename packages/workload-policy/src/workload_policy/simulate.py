@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workload_policy.decision import SurvivorRecord
+from workload_policy.decision import agreed_table
 from workload_policy.errors import NoSurvivorsError, ScheduleError
 from workload_policy.ledger import Ledger, LedgerEntry
 from workload_policy.plan import Plan
@@ -99,7 +99,7 @@ def _run(
             plan = policy.advance(plan, (*plan.members, *joined))
         computed = sum(map(len, plan.assigned.values()))
         if failed:
-            decision = policy.on_failure(plan, _agreed_table(plan, failed))
+            decision = policy.on_failure(plan, agreed_table(plan, failed))
             plan = decision.plan
             computed += sum(map(len, decision.extra.values()))
         longest = max(map(len, plan.assigned.values()))
@@ -109,21 +109,6 @@ def _run(
         yield SimulatedStep(
             entry=entry, failed=failed, joined=joined, computed=computed, longest=longest
         )
-
-
-def _agreed_table(plan: Plan, failed: tuple[int, ...]) -> list[SurvivorRecord]:
-    """Return the table survivors agree on when all of them have computed what they were given."""
-    dead = set(failed)
-    return [
-        SurvivorRecord(
-            replica=member,
-            role=plan.roles[member],
-            contributed=len(plan.assigned[member]),
-            microbatch=len(plan.assigned[member]),
-        )
-        for member in plan.members
-        if member not in dead
-    ]
 
 
 def _check_schedule(
