@@ -1,10 +1,49 @@
 """Errors of grad_txn. What a user can get wrong is also a ``ValueError``."""
 
-__all__ = ["ExtraMissingError", "GradTxnError", "LogError", "ScheduleError"]
+__all__ = [
+    "CheckpointError",
+    "DivergenceError",
+    "ExtraMissingError",
+    "GradTxnError",
+    "InvariantError",
+    "LogError",
+    "ScheduleError",
+    "UsageError",
+]
 
 
 class GradTxnError(Exception):
     """Base of every error raised by grad_txn."""
+
+
+class UsageError(GradTxnError, ValueError):
+    """An argument, or the order of calls, that cannot work."""
+
+
+class CheckpointError(GradTxnError, ValueError):
+    """A checkpoint that cannot be written, found or resumed from."""
+
+
+class InvariantError(GradTxnError):
+    """The agreed contributions of a step do not sum to what they must. The step is not committed.
+
+    Attributes:
+        step: The step.
+        total: What the contributions sum to.
+        target: What they must sum to: B.
+    """
+
+    def __init__(self, *, step: int, total: int, target: int) -> None:
+        super().__init__(
+            f"step {step} would commit {total} microbatches instead of {target}; it is not committed"
+        )
+        self.step = step
+        self.total = total
+        self.target = target
+
+
+class DivergenceError(GradTxnError):
+    """Replicas that must agree do not: another step, another gradient layout."""
 
 
 class ScheduleError(GradTxnError, ValueError):

@@ -265,6 +265,10 @@ class FailureInjector:
         self._mine = [k for k in schedule if (k.replica, k.rank) == (replica, position)]
         self._log = log
 
+    def expects(self, at: str, step: int) -> bool:
+        """Whether this process is to die at that place of that step."""
+        return any(kill.at == at and kill.step == step for kill in self._mine)
+
     def reached(
         self, at: str, step: int, bucket: int | None = None, microbatch: int | None = None
     ) -> None:

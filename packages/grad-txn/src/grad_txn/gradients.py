@@ -1,0 +1,47 @@
+"""Where a framework keeps finished gradients: the seam to DDP, FSDP, Nanotron."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+__all__ = ["Gradients"]
+
+
+class Gradients(Protocol):
+    """The accumulated gradients of this rank, as flat buckets.
+
+    An integration implements this; everything else is the same for all of them.
+    """
+
+    @property
+    def buckets(self) -> Sequence[Tensor]:
+        """One flat, contiguous tensor a bucket; the same list, sizes and order on every replica and for the whole run.
+
+        A bucket is the storage that the framework accumulates into: what backward adds to it over the microbatches of
+        a step is this replica's sum, and what a transaction leaves in it is what the optimizer sees.
+        """
+        ...
+
+    def begin_microbatch(self, *, last: bool, ready: Callable[[int], None]) -> None:
+        """Prepare the next forward and backward.
+
+        With `last`, the framework calls ``ready(index)`` once for each bucket, in the order of `buckets`, as its sum
+        becomes final: during that backward where it can, or after it. Otherwise never.
+        """
+        ...
+
+    def end_microbatch(self) -> None:
+        """The backward has returned: call ``ready`` for what could not be told earlier."""
+        ...
+
+    def zero(self) -> None:
+        """Set all buckets to zero."""
+        ...
+
+    def clip(self, max_norm: float | None) -> float:
+        """Return the global norm of the gradients of the replica; scale them down to `max_norm` if given.
+
+        Collective over the replica where its gradients are sharded.
+        """
+        ...

@@ -1,0 +1,177 @@
+"""The gradients of one step, reduced so that nothing is lost when a peer dies (ReCoVer, section 4.2).
+
+A `StepTransaction` holds, for every bucket, the sum this replica has accumulated and the sum over the replicas, each
+reduction tagged with the world epoch it ran in. Until `commit` the accumulated sums can be had back:
+
+* staging ``no-copy``: the reduction goes to a second buffer, so the accumulated gradient *is* the snapshot, and
+  restoring costs nothing;
+* staging ``snapshot``: the reduction runs in place on a framework's own buffer, after a copy to a pooled one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from grad_txn.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from grad_txn.communicator import Communicator, Work
+
+__all__ = ["STAGINGS", "Staging", "StepTransaction"]
+
+Staging = Literal["no-copy", "snapshot"]
+STAGINGS: tuple[Staging, ...] = ("no-copy", "snapshot")
+
+
+class StepTransaction:
+    """Stage, reduce, restore and commit the buckets of one rank, step after step.
+
+    Args:
+        world: the communicator.
+        buckets: the accumulated gradients: flat contiguous tensors, one dtype and device each.
+        staging: where the pre-reduction state is kept.
+
+    Memory: one buffer more for every bucket, allocated here and never again.
+    """
+
+    def __init__(
+        self, world: Communicator, buckets: Sequence[Tensor], *, staging: Staging = "no-copy"
+    ) -> None:
+        if staging not in STAGINGS:
+            message = f"staging {staging!r} is unknown: use {' or '.join(STAGINGS)}"
+            raise UsageError(message)
+        self._world = world
+        self._buckets = tuple(bucket.detach() for bucket in buckets)
+        self._in_place = staging == "snapshot"
+        # The sums over the replicas (no-copy), or the accumulated sums before their reduction (snapshot).
+        self._second = tuple(torch.empty_like(bucket) for bucket in self._buckets)
+        self._epochs: list[int | None] = [None] * len(self._buckets)
+        self._works: list[Work] = []
+        self._restoration: _Restoration | None = None
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    # --------------------------------------------------------------------------------------- stage and reduce
+
+    def begin(self) -> None:
+        """Start a step, or an extended pass over the same step: nothing is reduced yet. Local."""
+        self._works.clear()
+        self._epochs = [None] * len(self._buckets)
+
+    def reduce(self, index: int, *, contribute: bool) -> Work:
+        """Stage bucket `index`, tag it with the epoch, and post its reduction.
+
+        Args:
+            index: which bucket; the same order on every replica.
+            contribute: False for a spare: it adds nothing, and its gradient stays as it is.
+
+        Collective over the cross-replica group. Returns at once.
+        """
+        bucket, second = self._buckets[index], self._second[index]
+        if self._in_place:
+            second.copy_(bucket)
+            work = self._world.all_reduce(bucket, contribute=contribute)
+        else:
+            work = self._world.all_reduce(bucket, second, contribute=contribute)
+        self._epochs[index] = self._world.epoch
+        self._works.append(work)
+        return work
+
+    def reduce_all(self, *, contribute: bool) -> None:
+        """Post the reduction of every bucket that is not reduced under this epoch. Collective over the group."""
+        self.begin()
+        for index in range(len(self._buckets)):
+            self.reduce(index, contribute=contribute)
+
+    def drain(self) -> bool:
+        """Wait for all posted reductions; whether every bucket was posted and all succeeded *on this rank*.
+
+        Others may have seen another outcome: only an agreement makes it common.
+        """
+        good = all([work.wait().name == "OK" for work in self._works])
+        return good and None not in self._epochs
+
+    # --------------------------------------------------------------------------------------- restore
+
+    @property
+    def stale(self) -> tuple[int, ...]:
+        """Buckets whose reduction was posted in an older epoch (ReCoVer, Algorithm 5)."""
+        now = self._world.epoch
+        return tuple(i for i, epoch in enumerate(self._epochs) if epoch is not None and epoch < now)
+
+    def restore(self, *, blocking: bool) -> int:
+        """Bring the accumulated gradient of every stale bucket back; return how many there were.
+
+        Non-blocking, the copies run beside the next forward: on a side stream, or a thread on CPUs; `wait_restored`
+        ends that. With no-copy staging there is nothing to bring back. Local.
+        """
+        stale = self.stale
+        self.wait_restored()
+        if self._in_place and stale:
+            pairs = [(self._buckets[i], self._second[i]) for i in stale]
+            self._restoration = _Restoration(pairs)
+            if blocking:
+                self.wait_restored()
+        return len(stale)
+
+    def wait_restored(self) -> float:
+        """Block until a non-blocking restoration is complete; before the next backward. Returns its seconds."""
+        if self._restoration is None:
+            return 0.0
+        seconds = self._restoration.wait()
+        self._restoration = None
+        return seconds
+
+    # --------------------------------------------------------------------------------------- commit
+
+    def commit(self, divisor: int) -> None:
+        """Leave the sums over the replicas, divided by `divisor` (always B), in the buckets. Local, after the agreement."""
+        for bucket, second in zip(self._buckets, self._second, strict=True):
+            if self._in_place:
+                bucket.div_(divisor)
+            else:
+                torch.div(second, divisor, out=bucket)
+        self.begin()
+
+
+class _Restoration:
+    """Copies on their way from snapshots to buckets."""
+
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self._begun = time.perf_counter()
+        self._seconds = 0.0
+        self._pairs = pairs
+        self._thread: threading.Thread | None = None
+        self._event: torch.cuda.Event | None = None
+        if pairs[0][0].is_cuda:
+            side = torch.cuda.Stream(device=pairs[0][0].device)
+            side.wait_stream(torch.cuda.current_stream(pairs[0][0].device))
+            with torch.cuda.stream(side):
+                self._copy()
+                self._event = torch.cuda.Event()
+                self._event.record(side)
+        else:
+            self._thread = threading.Thread(target=self._copy, name="grad-txn-restore")
+            self._thread.start()
+
+    def _copy(self) -> None:
+        for bucket, snapshot in self._pairs:
+            bucket.copy_(snapshot, non_blocking=True)
+        self._seconds = time.perf_counter() - self._begun
+
+    def wait(self) -> float:
+        if self._thread is not None:
+            self._thread.join()
+        if self._event is not None:
+            # The compute stream waits on the device; this thread need not.
+            torch.cuda.current_stream(self._pairs[0][0].device).wait_event(self._event)
+        return self._seconds
