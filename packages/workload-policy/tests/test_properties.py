@@ -51,6 +51,15 @@ def flat(ids: Sequence[tuple[int, ...]]) -> list[int]:
     return list(itertools.chain.from_iterable(ids))
 
 
+def check_fresh(plan: Plan) -> None:
+    """Contributors hold the first uncounted ids in order, spares the next."""
+    spares_last = sorted(plan.members, key=lambda m: (plan.roles[m].is_spare, m))
+    assigned = flat([plan.assigned[m] for m in spares_last])
+    uncounted = itertools.chain(plan.queue, itertools.count(plan.cursor))
+    assert assigned == list(itertools.islice(uncounted, len(assigned)))
+    assert plan.total == plan.target
+
+
 def check_decision(before: Plan, decision: Decision, dead: set[int]) -> None:
     after = decision.plan
     assert set(decision.failed) == dead == set(before.members) - set(after.members)
@@ -108,6 +117,7 @@ def run(policy: Policy, replicas: int, grad_accum: int, schedule: Sequence[Step]
             joined = range(newest, newest + step.joins)
             plan = policy.advance(plan, [*joined, *plan.members])
             newest += step.joins
+        check_fresh(plan)
         for chosen in step.deaths:
             dead = victims(plan, chosen)
             decision = policy.on_failure(plan, agreed_table(plan, dead))
@@ -134,7 +144,6 @@ def run(policy: Policy, replicas: int, grad_accum: int, schedule: Sequence[Step]
         assert len(committed) + len(following.queue) == following.cursor, "an id was lost"
         assert list(following.queue) == sorted(set(following.queue))
         assert following.step == number + 1
-        assert following.total == following.target
         plan = following
     assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 

@@ -1,7 +1,6 @@
 """The plan of the step in progress: who is alive, in which role, with which microbatches."""
 
 import itertools
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -138,7 +137,8 @@ class Plan:
         Raises:
             PlanError: It does; the message names what.
         """
-        for complaint in self._contradictions():
+        complaint = next(self._contradictions(), None)
+        if complaint:
             raise PlanError(f"the plan of step {self.step} is damaged: {complaint}")
 
     def _contradictions(self) -> Iterator[str]:
@@ -164,11 +164,7 @@ class Plan:
 
 def _by_replica(values: Mapping[str, T]) -> dict[int, T]:
     """Turn the string keys of JSON into replica ids, in order whatever JSON did to it."""
-    return dict(
-        sorted(
-            ((int(replica), value) for replica, value in values.items()), key=operator.itemgetter(0)
-        )
-    )
+    return {replica: values[str(replica)] for replica in sorted(map(int, values))}
 
 
 def _increasing(values: tuple[int, ...]) -> bool:

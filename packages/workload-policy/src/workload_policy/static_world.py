@@ -51,8 +51,7 @@ class StaticWorld(StepPolicy):
             len(plan.assigned[m]) for m, role in roles.items() if not role.is_spare
         )
         admitted = []
-        spares = [m for m, role in roles.items() if role.is_spare]
-        for spare in sorted(spares, key=lambda m: len(plan.assigned[m]), reverse=True):
+        for spare in [m for m, role in roles.items() if role.is_spare]:
             if len(plan.assigned[spare]) <= missing:
                 missing -= len(plan.assigned[spare])
                 roles[spare] = roles[spare].promoted
@@ -61,7 +60,7 @@ class StaticWorld(StepPolicy):
             roles=roles,
             extra=_share_out(missing, [m for m, role in roles.items() if not role.is_spare]),
             promoted=promoted,
-            admitted=tuple(sorted(admitted)),
+            admitted=tuple(admitted),
         )
 
 

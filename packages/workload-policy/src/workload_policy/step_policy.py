@@ -217,9 +217,9 @@ class StepPolicy(abc.ABC):
 
 
 def _extra_ids(plan: Plan, response: Response) -> dict[int, tuple[int, ...]]:
-    """Pick the extra ids: the first uncounted ones that no survivor holds.
+    """Pick the extra ids: the first uncounted ones that no survivor holds, waiting spares included.
 
-    An unpromoted spare's ids are left alone too, or its later promotion would count them twice.
+    What is missing was held by the dead, so these are mostly their ids, computed again.
     """
     held = set(itertools.chain.from_iterable(plan.assigned[m] for m in response.roles))
     needed = sum(response.extra.values())
