@@ -64,6 +64,7 @@ def test_figure_5_iv_the_minor_spare_replaces_the_minor(spared: Plan) -> None:
     assert after.layout == spared.layout
     assert set(spared.assigned[28]) <= set(after.queue)
     assert after.assigned[0][:4] == spared.assigned[28]  # made up for first thing
+    assert max(after.assigned[30]) < min(after.assigned[29])  # the spare that is left comes last
 
 
 def test_a_major_spare_replaces_a_major(spared: Plan) -> None:

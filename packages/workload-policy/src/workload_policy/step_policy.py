@@ -45,7 +45,8 @@ class Response:
     @property
     def boundary_minors(self) -> int:
         """Contributing survivors that compute fewer extra microbatches than that."""
-        return sum(count < self.grad_extra for count in self.extra.values())
+        most = self.grad_extra
+        return sum(count < most for count in self.extra.values())
 
 
 class StepPolicy(abc.ABC):
