@@ -61,9 +61,10 @@ class NoSurvivorsError(WorkloadPolicyError, RuntimeError):
     """
 
     def __init__(self, *, step: int, failed: tuple[int, ...]) -> None:
+        some = ", ".join(map(str, failed[:8])) + (", ..." if len(failed) > 8 else "")
         super().__init__(
-            f"no replica survives step {step}: restart from the newest checkpoint"
-            f" (lost last: {', '.join(map(str, failed)) or 'none named'})"
+            f"no replica survives step {step}: the last {len(failed)} ({some}) are gone,"
+            " restart from a checkpoint"
         )
         self.step = step
         self.failed = failed

@@ -5,7 +5,7 @@ then major-spares, then minor-spares. Which replica computes which microbatch is
 (see `workload_policy.plan`).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from workload_policy.errors import LayoutError
@@ -19,6 +19,11 @@ class Layout:
     """Steady-state split for a number of survivors (ReCoVer, Algorithm 7).
 
     A pure function of the policy, the global batch and the number of survivors.
+
+    >>> from workload_policy import StaticWorld
+    >>> layout = StaticWorld().layout(replicas=4, grad_accum=2, survivors=3)
+    >>> layout.contributions
+    (3, 3, 2)
 
     Attributes:
         replicas: Replicas the run started with, ``W_init``.
@@ -91,18 +96,17 @@ class Layout:
         Raises:
             LayoutError: The dictionary is not one of a layout.
         """
-        names = cls.__dataclass_fields__.keys()
-        if set(data) != set(names) or not all(
+        names = {field.name for field in fields(cls)}
+        if set(data) != names or not all(
             type(value) is int and value >= 0 for value in data.values()
         ):
             raise LayoutError(
-                f"not a layout: {data!r}; expected whole numbers for {', '.join(names)}"
+                f"not a layout: {data!r}; expected whole numbers for {', '.join(sorted(names))}"
             )
         layout = cls(**data)
-        if layout.survivors != len(layout.roles):
-            raise LayoutError(
-                f"not a layout: {data!r}; its roles are for {len(layout.roles)} survivors"
-            )
+        spares = layout.major_spares + layout.minor_spares
+        if layout.survivors != layout.majors + layout.minors + spares:
+            raise LayoutError(f"not a layout: {data!r}; its roles do not add up to its survivors")
         return layout
 
 

@@ -85,7 +85,7 @@ class Ledger:
                 f"the plan is of step {plan.step}, the ledger is at {self.steps}", step=plan.step
             )
         covered = _merge([*self.ranges, *_runs(plan.queue)], step=plan.step)
-        if covered != _runs(range(plan.cursor)):
+        if covered != (((0, plan.cursor),) if plan.cursor else ()):
             raise LedgerError(
                 f"counted and queued ids of step {plan.step} leave a gap: {covered}", step=plan.step
             )
@@ -113,22 +113,16 @@ class Ledger:
         return ledger
 
 
-def _runs(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
+def _runs(ids: Iterable[int]) -> list[tuple[int, int]]:
     """Return sorted ids as ranges; an id that appears twice starts a range of its own."""
-    if isinstance(ids, range):
-        return ((ids.start, ids.stop),) if ids else ()
-    runs: list[tuple[int, int]] = []
-    first = end = None
-    for i in ids:
-        if first is not None and i == end:
-            end += 1
-            continue
-        if first is not None and end is not None:
-            runs.append((first, end))
-        first, end = i, i + 1
-    if first is not None and end is not None:
-        runs.append((first, end))
-    return tuple(runs)
+    runs = []
+    # Within a run ids grow as fast as their positions do.
+    for _, run in itertools.groupby(enumerate(ids), key=lambda pair: pair[1] - pair[0]):
+        first = last = next(run)[1]
+        for _, last in run:
+            pass
+        runs.append((first, last + 1))
+    return runs
 
 
 def _merge(ranges: list[tuple[int, int]], *, step: int) -> tuple[tuple[int, int], ...]:
@@ -141,7 +135,7 @@ def _merge(ranges: list[tuple[int, int]], *, step: int) -> tuple[tuple[int, int]
     for first, end in sorted(ranges):
         if merged and first < merged[-1][1]:
             raise LedgerError(
-                f"microbatch {first} is counted twice, the second time by step {step}", step=step
+                f"microbatch {first} is counted or queued twice, noticed at step {step}", step=step
             )
         if merged and first == merged[-1][1]:
             merged[-1] = (merged[-1][0], end)

@@ -47,8 +47,9 @@ class Policy(Protocol):
         """Decide how the survivors finish this step.
 
         Any number of replicas may have died, in any role. A second failure in the same step, also
-        while extra microbatches run, is the same call on the plan of the first decision. A
-        survivor is taken to finish what it was assigned, however far it has come.
+        while extra microbatches run, is the same call on the plan of the first decision; what that
+        one had assigned is still to be computed, whatever this one says. A survivor is taken to
+        finish what it was assigned, however far it has come.
 
         Args:
             plan: The plan of the step in progress.

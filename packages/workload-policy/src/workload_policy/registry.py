@@ -20,6 +20,9 @@ POLICY_NAMES = tuple(_POLICIES)
 def policy_named(name: str) -> Policy:
     """Return the policy of this name.
 
+    >>> policy_named("exact").name
+    'exact'
+
     Raises:
         PolicyNameError: There is none.
     """
