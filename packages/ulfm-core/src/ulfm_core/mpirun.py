@@ -30,6 +30,9 @@ _OPTIONS = (
     # last two are what --with-ft itself excludes and an own list would otherwise replace.
     ("--mca", "coll", "^han,cuda,hcoll,portals4"),
     ("--mca", "async_mpi_finalize", "1"),  # MPI_Finalize after a death may hang otherwise
+    # A rank that leaves with another code than 0 is lost, no more: without this, mpirun may end
+    # the others when that happens early.
+    ("--runtime-options", "error-nonzero-status=0"),
     ("--bind-to", "none"),  # survivors inherit the work of the dead: let the kernel place it
 )
 _TRANSPORTS = {

@@ -113,19 +113,18 @@ class _Rank:
     code: int | None = None
     said: str = ""
     gone: bool = False
-    lost: bool = False
 
     @property
     def local(self) -> bool:
         return self.host == socket.gethostname()
 
-    def look(self, now: float) -> None:
-        """Bring the state up to date: from its reports, and from /proc if it is on this host."""
+    def look(self, now: float, *, lost: bool) -> None:
+        """Bring the state up to date: from reports, and from /proc if the rank is on this host."""
         letter = _process_state(self.pid) if self.local else "?"
         state: State
         if self.gone or letter in {"", "Z"}:
             state = "dead"
-        elif self.lost:
+        elif lost:
             state = "lost"
         elif letter in {"T", "t"}:
             state = "stopped"
@@ -141,6 +140,7 @@ class _Roster:
 
     size: int
     ranks: dict[int, _Rank] = field(default_factory=dict)
+    lost: set[int] = field(default_factory=set)  # by what ranks say; may name one not heard of yet
     step: Any = None
 
     def take(self, message: Message) -> None:
@@ -158,16 +158,14 @@ class _Roster:
             case "gone" if rank and rank.pid == message["pid"]:
                 rank.gone = True
             case "lost":
-                for lost in message.get("ranks", [number]):
-                    if lost in self.ranks:
-                        self.ranks[lost].lost = True
+                self.lost.update(message.get("ranks", [number]))
             case "progress":
                 self.step = message.get("step", self.step)
 
     def look(self, now: float) -> list[_Rank]:
         """Bring every rank's state up to date and return those that are alive."""
         for rank in self.ranks.values():
-            rank.look(now)
+            rank.look(now, lost=rank.number in self.lost)
         return [rank for rank in self.ranks.values() if rank.state != "dead"]
 
     def quiet(self, now: float) -> float:
@@ -189,7 +187,8 @@ class _Roster:
 
     def verdict(self) -> Outcome:
         """Say how the job ended, once it has."""
-        finishers = [r for _, r in sorted(self.ranks.items()) if r.code is not None and not r.lost]
+        heard = [self.ranks[number] for number in sorted(self.ranks.keys() - self.lost)]
+        finishers = [rank for rank in heard if rank.code is not None]
         finished = tuple(rank.number for rank in finishers)
         lost = tuple(number for number in range(self.size) if number not in finished)
         failed = [rank for rank in finishers if rank.code]

@@ -1,0 +1,271 @@
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+from ulfm_core.testing import run_ranks
+
+pytestmark = pytest.mark.mpi
+
+Program: TypeAlias = Callable[[str], Path]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    def write(text: str) -> Path:
+        path = tmp_path / "program.py"
+        path.write_text(PREAMBLE + textwrap.dedent(text))
+        return path
+
+    return write
+
+
+PREAMBLE = """
+import os, signal, sys, time
+from ulfm_core._channel import report
+from ulfm_core.testing import say
+rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+
+def go_on_without(*dead, by=signal.SIGKILL):
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+    world.Set_errhandler(MPI.ERRORS_RETURN)
+    world.Barrier()
+    if rank in dead:
+        os.kill(os.getpid(), by)
+    try:
+        while True:
+            world.Barrier()
+    except MPI.Exception:
+        world.Revoke()
+    survivors = world.Shrink()
+    say(survivors=survivors.allreduce(1))
+
+"""
+
+
+def alive(marker: str) -> list[str]:
+    """Return the processes whose environment has this marker in it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if marker.encode() in (process / "environ").read_bytes():
+                found.append(process.name)
+    return found
+
+
+@pytest.mark.parametrize("dead", [[2], [0], [1, 3], [0, 1]])
+def test_zero_when_the_survivors_finish(program: Program, dead: list[int]) -> None:
+    job = run_ranks(program(f"go_on_without(*{dead})"), 4)
+    assert job.returncode == 0, job.stderr
+    names = " and ".join(map(str, dead))
+    left = 4 - len(dead)
+    assert f"ulfmrun: {left} of 4 ranks finished; lost: rank" in job.stderr
+    assert names in job.stderr
+    assert [job.lines[rank] for rank in range(4) if rank not in dead] == [
+        [{"survivors": left}]
+    ] * left
+
+
+def test_silent_when_nothing_happened(program: Program) -> None:
+    job = run_ranks(program("say(rank=rank)"), 3)
+    assert (job.returncode, job.stdout, job.stderr) == (0, "", "")
+    assert job.lines == {rank: [{"rank": rank}] for rank in range(3)}
+
+
+@pytest.mark.parametrize("when", ["", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()\n"])
+def test_nobody_finished(program: Program, when: str) -> None:
+    kill = "report('progress', step=5)\nos.kill(os.getpid(), signal.SIGKILL)"
+    job = run_ranks(program(f"{when}{kill}"), 3)
+    assert job.returncode == 1
+    last = job.stderr.strip().splitlines()[-1]
+    assert "no rank finished: ranks 0, 1 and 2 lost after step 5" in last
+    assert "checkpoint" in last
+
+
+@pytest.mark.parametrize("pause", [0.0, 1.0])
+def test_bad_input_is_answered_once(program: Program, pause: float) -> None:
+    text = f"""
+        time.sleep({pause} * (rank == 0))
+        import argparse
+        parser = argparse.ArgumentParser(prog="train", usage="train [--steps N]")
+        parser.add_argument("--steps", type=int)
+        parser.parse_args()
+    """
+    job = run_ranks(program(text), 4, ["--steps", "many"])
+    assert job.returncode == 2
+    refused = "train: error: argument --steps: invalid int value: 'many'"
+    assert job.stderr.splitlines() == ["usage: train [--steps N]", refused]
+
+
+def test_a_missing_module_is_bad_input(program: Program) -> None:
+    job = run_ranks("json.no_such_part", 3)
+    assert job.returncode == 2
+    assert job.stderr.splitlines() == ["ulfmrun: no such module: 'json.no_such_part'"]
+
+
+def test_an_exception_fails_the_job_and_is_shown(program: Program) -> None:
+    job = run_ranks(program("assert rank != 1, 'rank one is wrong'"), 3)
+    assert job.returncode == 1
+    assert job.stderr.count("AssertionError: rank one is wrong") == 1
+    assert "_bootstrap" not in job.stderr
+    assert job.stderr.strip().splitlines()[-1] == "ulfmrun: rank 1 failed, exit code 1"
+
+
+def test_other_exit_codes_are_handed_on(program: Program) -> None:
+    job = run_ranks(program("sys.exit(0 if rank else 41)"), 2)
+    assert job.returncode == 41
+
+
+def test_exit_functions_have_run_before_the_rank_counts_as_finished(program: Program) -> None:
+    text = """
+        import atexit, threading
+        atexit.register(lambda: say(exit_function=True))
+        threading.Thread(target=lambda: (time.sleep(0.3), say(thread=True))).start()
+    """
+    job = run_ranks(program(text), 2)
+    assert job.returncode == 0
+    assert job.lines[1] == [{"thread": True}, {"exit_function": True}]
+
+
+def test_a_rank_that_counts_itself_lost_is_lost(program: Program) -> None:
+    job = run_ranks(program("if rank == 1: report('lost', ranks=[1]); sys.exit(3)"), 3)
+    assert job.returncode == 0
+    assert "2 of 3 ranks finished; lost: rank 1" in job.stderr
+
+
+def test_a_stopped_rank_does_not_hold_the_job_up(program: Program) -> None:
+    text = "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)"
+    start = time.monotonic()
+    job = run_ranks(program(text), 3, options=["--grace", "1"])
+    assert job.returncode == 0
+    assert time.monotonic() - start < 10
+    assert "killed rank 1" in job.stderr
+    assert "stopped" in job.stderr
+    assert "2 of 3 ranks finished; lost: rank 1" in job.stderr
+
+
+def test_a_rank_declared_lost_is_killed_while_the_others_go_on(program: Program) -> None:
+    text = """
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        report("lost", ranks=[1])
+        time.sleep(3)
+    """
+    job = run_ranks(program(text), 3, options=["--grace", "1"])
+    assert job.returncode == 0
+    assert "killed rank 1" in job.stderr
+    assert "declared lost" in job.stderr
+
+
+def test_a_straggler_has_its_own_patience(program: Program) -> None:
+    text = "if rank == 1: time.sleep(60)"
+    job = run_ranks(program(text), 2, options=["--grace", "0.5", "--straggler-grace", "2"])
+    assert job.returncode == 0
+    assert "still running although others had finished" in job.stderr
+
+
+def test_a_slow_rank_may_finish(program: Program) -> None:
+    text = "time.sleep(3 * rank)"
+    job = run_ranks(program(text), 2, options=["--grace", "0.5"])
+    assert (job.returncode, job.stderr) == (0, "")
+
+
+def test_the_detector_finds_a_stopped_rank(program: Program) -> None:
+    text = "go_on_without(1, by=signal.SIGSTOP)"
+    job = run_ranks(program(text), 3, options=["--detector", "--grace", "1"])
+    assert job.returncode == 0, job.stderr
+    assert job.lines == {0: [{"survivors": 2}], 2: [{"survivors": 2}]}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_signal_ends_everything(
+    program: Program, tmp_path: Path, number: signal.Signals, stubborn: bool
+) -> None:
+    job, marker = start(program, tmp_path, stubborn=stubborn)
+    job.send_signal(number)
+    assert job.wait(timeout=20) == 128 + number
+    assert alive(marker) == []
+
+
+def test_nothing_outlives_a_killed_launcher(program: Program, tmp_path: Path) -> None:
+    job, marker = start(program, tmp_path, stubborn=True)
+    job.kill()
+    job.wait()
+    until = time.monotonic() + 15
+    while alive(marker) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert alive(marker) == []
+
+
+def start(
+    program: Program, tmp_path: Path, *, stubborn: bool
+) -> tuple["subprocess.Popen[bytes]", str]:
+    """Start three ranks that sleep, with a child each, and wait until they do."""
+    text = f"""
+        if {stubborn}:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        import multiprocessing
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        say(ready=True)
+        time.sleep(60)
+    """
+    marker = f"SUPERVISE_TEST={os.getpid()}.{time.monotonic_ns()}"
+    name, _, value = marker.partition("=")
+    job = subprocess.Popen(
+        [sys.executable, "-m", "ulfm_core.launch", "-n", "3", str(program(text))],
+        env={**os.environ, name: value, "ULFM_TESTING_FOLDER": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+    )
+    until = time.monotonic() + 20
+    while len(list(tmp_path.glob("*.jsonl"))) < 3:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return job, marker
+
+
+def test_restart_when_nobody_finished(program: Program) -> None:
+    text = """
+        say(restart=os.environ["ULFM_RESTART"], initial=os.environ["ULFM_INITIAL_WORLD_SIZE"])
+        if os.environ["ULFM_RESTART"] != "2":
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    job = run_ranks(program(text), 2, options=["--max-restarts", "3"])
+    assert job.returncode == 0
+    assert job.lines[0] == [{"restart": str(k), "initial": "2"} for k in range(3)]
+    assert job.stderr.splitlines() == [
+        f"ulfmrun: no rank finished; restart {k} of 3 with 2 of 2 ranks" for k in (1, 2)
+    ]
+
+
+def test_no_restart_beyond_the_limit_or_after_a_failure_of_the_program(program: Program) -> None:
+    job = run_ranks(program("os.kill(os.getpid(), 9)"), 2, options=["--max-restarts", "1"])
+    assert job.returncode == 1
+    assert job.stderr.count("restart 1 of 1") == 1
+    job = run_ranks(program("say(here=1); sys.exit(3)"), 2, options=["--max-restarts", "1"])
+    assert job.returncode == 3
+    assert job.lines[0] == [{"here": 1}]
+
+
+def test_mpirun_that_starts_nothing(program: Program) -> None:
+    job = run_ranks(program("pass"), 2, options=["--mpi-arg=--no-such-option"])
+    assert job.returncode not in {0, 2}
+    assert "no rank started" in job.stderr.splitlines()[-1]
+
+
+def test_run_ranks_ends_what_takes_too_long(program: Program) -> None:
+    marker = f"SUPERVISE_TEST={os.getpid()}.{time.monotonic_ns()}"
+    name, _, value = marker.partition("=")
+    with pytest.raises(TimeoutError, match=r"longer than 2 s(.|\n)*said.*asleep"):
+        run_ranks(program("say(asleep=1); time.sleep(60)"), 2, timeout=2, env={name: value})
+    assert alive(marker) == []
