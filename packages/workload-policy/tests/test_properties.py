@@ -151,7 +151,7 @@ def run(policy: Policy, replicas: int, grad_accum: int, schedule: Sequence[Step]
 
 
 @each_policy
-@settings(patient, max_examples=100)
+@settings(patient, max_examples=60)
 @given(replicas=st.integers(1, 300), grad_accum=st.integers(1, 200), schedule=schedules)
 def test_any_shape(name: str, replicas: int, grad_accum: int, schedule: list[Step]) -> None:
     run(policy_named(name), replicas, grad_accum, schedule)

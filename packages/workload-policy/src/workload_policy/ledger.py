@@ -115,13 +115,12 @@ class Ledger:
 
 def _runs(ids: Iterable[int]) -> list[tuple[int, int]]:
     """Return sorted ids as ranges; an id that appears twice starts a range of its own."""
-    runs = []
-    # Within a run ids grow as fast as their positions do.
-    for _, run in itertools.groupby(enumerate(ids), key=lambda pair: pair[1] - pair[0]):
-        first = last = next(run)[1]
-        for _, last in run:
-            pass
-        runs.append((first, last + 1))
+    runs: list[tuple[int, int]] = []
+    for i in ids:
+        if runs and runs[-1][1] == i:
+            runs[-1] = (runs[-1][0], i + 1)
+        else:
+            runs.append((i, i + 1))
     return runs
 
 
