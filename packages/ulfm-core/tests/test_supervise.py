@@ -142,6 +142,20 @@ def test_a_rank_that_counts_itself_lost_is_lost(program: Program) -> None:
     assert "2 of 3 ranks finished; lost: rank 1" in job.stderr
 
 
+def test_a_condemned_rank_is_lost_and_needs_no_traceback(program: Program) -> None:
+    text = """
+        from ulfm_core import ReplicaCondemnedError
+        if rank == 1:
+            raise ReplicaCondemnedError("replica 0 is lost", failed=(0,), epoch=1)
+    """
+    job = run_ranks(program(text), 3)
+    assert job.returncode == 0
+    assert job.stderr.splitlines() == [
+        "rank 1: replica 0 is lost",
+        "ulfmrun: 2 of 3 ranks finished; lost: rank 1",
+    ]
+
+
 def test_a_stopped_rank_does_not_hold_the_job_up(program: Program) -> None:
     text = "if rank == 1: os.kill(os.getpid(), signal.SIGSTOP)"
     start = time.monotonic()

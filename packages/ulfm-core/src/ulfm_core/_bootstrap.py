@@ -22,6 +22,7 @@ from typing import NoReturn
 from ulfm_core import leaving
 from ulfm_core._channel import report
 from ulfm_core._farewell import BAD_INPUT, hold_stderr, say_farewell
+from ulfm_core.errors import ReplicaCondemnedError
 
 __all__ = ["main"]
 
@@ -88,6 +89,10 @@ def _run(command: list[str]) -> int:
         return _code(wanted)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except ReplicaCondemnedError as condemned:  # no mistake of the program
+        report("lost", ranks=[int(os.environ["OMPI_COMM_WORLD_RANK"])])
+        print(f"rank {os.environ['OMPI_COMM_WORLD_RANK']}: {condemned}", file=sys.stderr)
+        return 1
     except BaseException as error:  # noqa: BLE001 - as the interpreter itself would
         _print_traceback(error)
         return 1
