@@ -1,0 +1,94 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from grad_txn.errors import LogError
+from grad_txn.history import read_history
+from grad_txn.schedule import At, Kill
+from grad_txn.testing import play_run
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def kill(step: int, replica: int, at: At = At.DURING_SYNC) -> Kill:
+    return Kill(step=step, replica=replica, at=at)
+
+
+def test_steps_are_those_that_were_committed(tmp_path: Path) -> None:
+    play_run(tmp_path, kills=[kill(2, 0)], replica_size=2)
+    history = read_history(tmp_path)
+    assert [step.step for step in history.steps] == list(range(8))
+    assert [step.ranks for step in history.steps] == [8, 8, 6, 6, 6, 6, 6, 6]
+    assert [step.boundary for step in history.steps].index(True) == 2
+    first = history.steps[0]
+    assert first.roles == dict.fromkeys(range(4), "major")
+    assert first.throughput == pytest.approx(32 * 512 / (first.seconds * 8))
+
+
+def test_a_recovery_is_broken_down(tmp_path: Path) -> None:
+    """The played run takes 20 ms to repair, 12 to restore, then 3 extra microbatches of 30 ms."""
+    play_run(tmp_path, kills=[kill(2, 0)])
+    (recovery,) = read_history(tmp_path).recoveries
+    assert (recovery.step, recovery.epoch, recovery.extra, recovery.boundary) == (2, 1, 8, True)
+    assert (recovery.detect, recovery.repair, recovery.record) == (0.004, 0.013, 0.003)
+    assert (recovery.restore, recovery.rereduce) == (0.002, 0.02)
+    assert recovery.compute == pytest.approx(0.09)
+    assert recovery.to_commit == pytest.approx(0.02 + 0.012 + 0.09 + 0.02, abs=1e-5)
+    assert recovery.overhead == pytest.approx(0.02 + 0.012 + 0.02, abs=1e-5)
+
+
+def test_two_deaths_in_a_step_share_its_commit(tmp_path: Path) -> None:
+    play_run(tmp_path, kills=[kill(2, 0), kill(2, 1, At.DURING_EXTENSION)])
+    first, second = read_history(tmp_path).recoveries
+    assert first.to_commit is not None
+    assert second.to_commit is not None
+    assert first.to_commit > second.to_commit
+    assert first.compute_to_commit == pytest.approx(first.compute + second.compute)
+    assert second.compute_to_commit == pytest.approx(second.compute)
+
+
+def test_a_death_from_outside_has_no_known_time(tmp_path: Path) -> None:
+    play_run(tmp_path, kills=[kill(2, 0)])
+    path = tmp_path / "events" / "0.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(x for x in lines if '"inject"' not in x))
+    history = read_history(tmp_path)
+    (death,) = history.deaths
+    assert (death.replica, death.step, death.at, death.time) == (0, 2, "outside", None)
+    assert history.recoveries[0].to_commit is None
+    assert history.median_overhead() is None
+
+
+def test_a_resumed_run_replaces_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    play_run(tmp_path, kills=[kill(1, 0), kill(5, 2)], stop=7)
+    checkpoint = play_run(tmp_path / "aside", kills=[kill(1, 0)], stop=4)
+    play_run(tmp_path, resume=checkpoint, run="second", begin=1.8e9, kills=[kill(6, 1)])
+    history = read_history(tmp_path)
+    assert [step.step for step in history.steps] == list(range(8))
+    assert [step.replicas for step in history.steps] == [4, 3, 3, 3, 4, 4, 3, 3]
+    assert [(death.step, death.replica) for death in history.deaths] == [(1, 0), (6, 1)]
+    assert history.resumed == (4,)
+
+
+def test_a_log_without_steps_is_refused(tmp_path: Path) -> None:
+    play_run(tmp_path, stop=0)
+    with pytest.raises(LogError, match="no step was committed"):
+        read_history(tmp_path)
+
+
+def test_a_log_without_a_start_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "0.jsonl").write_text('{"event": "exit", "time": 1}\n')
+    with pytest.raises(LogError, match="no run was recorded"):
+        read_history(tmp_path)
+
+
+def test_an_event_that_lacks_a_field_is_refused(tmp_path: Path) -> None:
+    play_run(tmp_path)
+    path = tmp_path / "events" / "1.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    del events[1]["seconds"]
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    with pytest.raises(LogError, match="an event lacks 'seconds'"):
+        read_history(tmp_path)
