@@ -53,8 +53,9 @@ def test_two_ranks_of_a_replica_may_die_in_one_step() -> None:
     assert len(parse_schedule(text, SHAPE)) == 2
 
 
-def test_a_death_behind_a_commit_sets_off_the_next_step() -> None:
-    text = "- {step: 2, replica: 0, at: optimizer}\n- {step: 3, replica: 1, at: during_repair}\n"
+@pytest.mark.parametrize("at", ["optimizer", "after_commit", "before_commit"])
+def test_a_death_at_the_end_of_a_step_sets_off_the_next(at: str) -> None:
+    text = f"- {{step: 2, replica: 0, at: {at}}}\n- {{step: 3, replica: 1, at: during_repair}}\n"
     assert len(parse_schedule(text, SHAPE)) == 2
 
 

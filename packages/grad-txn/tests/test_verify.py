@@ -135,6 +135,36 @@ def test_a_run_resumed_with_fewer_replicas_keeps_the_batch(tmp_path: Path) -> No
     assert verdict.survivors == (0, 1, 2)
 
 
+@pytest.mark.parametrize("rank", [0, 3, 4, 5])
+def test_a_log_that_a_resumed_run_lost_is_missed(tmp_path: Path, rank: int) -> None:
+    checkpoint = play_run(tmp_path, kills=[kill(1, 0)], stop=4, replica_size=2)
+    play_run(tmp_path, replicas=3, replica_size=2, resume=checkpoint, run="second", begin=1.8e9)
+    path = tmp_path / "events" / f"{rank}.jsonl"
+    first, _, _ = path.read_text().partition('{"event": "start", "time": 1800000000.0')
+    path.write_text(first)
+    assert not verify(tmp_path).holds
+
+
+def test_a_run_may_resume_into_a_directory_of_its_own(tmp_path: Path) -> None:
+    checkpoint = play_run(tmp_path / "aside", kills=[kill(1, 0)], stop=4)
+    play_run(tmp_path, replicas=3, resume=checkpoint)
+    verdict = verify(tmp_path)
+    assert verdict.problems == ()
+    assert (verdict.first_step, verdict.steps) == (4, 4)
+
+
+def test_a_repair_that_found_nobody_dead_is_no_loss(tmp_path: Path) -> None:
+    play_run(tmp_path, steps=1)
+    for path in (tmp_path / "events").iterdir():
+        start, step, end = map(json.loads, path.read_text().splitlines())
+        failure = {"event": "failure", "time": 1, "step": 0, "epoch": 1, "failed": []}
+        failure["failed_ranks"] = []
+        lines = (start, failure, step | {"epoch": 1}, end)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    verdict = verify(tmp_path)
+    assert (verdict.problems, verdict.lost) == ((), ((),))
+
+
 def test_a_run_that_lost_steps_between_its_parts_is_not_proved(tmp_path: Path) -> None:
     play_run(tmp_path, stop=3)
     checkpoint = play_run(tmp_path / "aside", stop=4)
@@ -329,7 +359,11 @@ CORRUPTIONS: dict[str, tuple[Callable[[Log], None], str]] = {
     "another decision": (change("failure", 2, boundary=False), "boundary is true, but false in"),
     "another extra": (change("failure", 9, extra={}), "failure of step 2: extra is "),
     "wrong ranks": (change("failure", where={"epoch": 1}, failed_ranks=[2]), "are not ranks of"),
-    "nobody failed": (change("failure", where={"epoch": 1}, failed=[]), "must name each replica"),
+    "named twice": (change("failure", where={"epoch": 1}, failed=[0, 0]), "must name each replica"),
+    "nobody failed": (
+        change("failure", where={"epoch": 1}, failed=[]),
+        "are not ranks of replicas",
+    ),
     "died twice": (change("failure", where={"epoch": 2}, failed=[0]), "replica 0 reported dead"),
     "unknown victim": (change("failure", where={"epoch": 2}, failed=[9]), "replica 9 reported"),
     "nobody left": (nobody_left, "no replica survived"),
@@ -351,7 +385,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Log], None], str]] = {
     ),
     "another batch": (
         change("start", global_batch=41),
-        "global_batch is 41, replicas . grad_accum",
+        "global_batch is 41, replicas . grad_accum is 40",
     ),
     "another batch of one": (
         change("start", 2, global_batch=48),

@@ -160,6 +160,17 @@ class Run:
         """The values that all start lines share."""
         return next(iter(self.lines.values()))[0].value
 
+    @property
+    def replicas(self) -> range:
+        """The replicas at its start.
+
+        A job that begins has W_init of them. One that resumes has as many as there were places
+        for, which its logs alone tell; its steps, which count them again, have to agree.
+        """
+        if self.shape["first_step"] == 0:
+            return range(self.shape["replicas"])
+        return range(self.replica(max(self.lines)) + 1)
+
     def of(self, event: str) -> Iterator[tuple[int, Line]]:
         """All lines of one kind with the rank that wrote them."""
         for rank, lines in self.lines.items():
@@ -204,7 +215,7 @@ class Run:
         """Replicas that nobody reported dead and that did not die behind the last commit."""
         last = max(self.step_lines(), default=-1)
         died_last = {replica for replica, step in self.killed().items() if step >= last}
-        return set(range(self.shape["replicas"])) - set(self.gone()) - died_last
+        return set(self.replicas) - set(self.gone()) - died_last
 
 
 def split_into_runs(logs: Mapping[int, list[Line]]) -> list[Run]:

@@ -222,7 +222,7 @@ def _history(runs: Sequence[_Events], source: str) -> History:
         raise LogError(f"{source}: no step line, no step was committed")
     return History(
         start=starts[-1],
-        replicas=max(start["replicas"] for start in starts),
+        replicas=1 + max(event["replica"] for events in runs for event in events["start"]),
         resumed=tuple(start["first_step"] for start in starts[1:]),
         steps=tuple(steps),
         recoveries=tuple(recoveries),

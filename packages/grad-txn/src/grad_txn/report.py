@@ -111,7 +111,8 @@ def _steps(history: History) -> str:
 
 
 def _deaths(deaths: Iterable[Death]) -> str:
-    return ", ".join(f"replica {d.replica} ({d.at.replace('_', ' ')})" for d in deaths)
+    named = [f"replica {d.replica} ({d.at.replace('_', ' ')})" for d in deaths]
+    return ", ".join(named) or "nobody died"
 
 
 def _decision(recovery: Recovery) -> str:

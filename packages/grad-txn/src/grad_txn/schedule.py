@@ -16,6 +16,8 @@ Three places exist only while another death is being recovered from: ``during_re
 ``during_restore`` and ``during_extension``. An entry there needs another replica to die first, in
 the same step or at the very end of the step before. The repair always comes. Whether there is a
 restore or an extension is for the policy to decide; where there is none, that rank lives on.
+A death at ``before_commit`` comes after the sums are complete: mostly the step still stands, and
+the repair opens the next one.
 
 Nothing is simulated: the victim sends itself SIGKILL (`FailureInjector`).
 
@@ -408,7 +410,9 @@ def _sets_off(first: Kill, second: Kill) -> bool:
     """Whether the first death starts a recovery that the second can happen in."""
     if first.replica == second.replica or first.at.in_recovery:
         return False
-    return first.step + first.at.committed == second.step
+    later = second.step - first.step
+    # A step that has all sums stands, though a rank dies before its commit: the next one repairs.
+    return later == first.at.committed or (first.at is At.BEFORE_COMMIT and later == 1)
 
 
 def _entry(kill: Kill) -> dict[str, object]:

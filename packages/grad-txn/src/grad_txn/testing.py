@@ -67,7 +67,7 @@ def play_run(
     for rank, (replica, position) in enumerate(world):
         job.logs[rank].write(
             "start",
-            run=run, rank=rank, replica=replica, position=position, replicas=replicas,
+            run=run, rank=rank, replica=replica, position=position, replicas=plan.replicas,
             grad_accum=plan.grad_accum, replica_size=replica_size,
             global_batch=plan.global_batch, policy=policy, first_step=plan.step, steps=steps,
             tokens_per_microbatch=_TOKENS, seed=0, detection="deferred", staging="out_of_place",
@@ -93,6 +93,7 @@ class _Job:
     logs: dict[int, EventLog] = field(default_factory=dict)
     living: set[int] = field(default_factory=set)
     unseen: list[Kill] = field(default_factory=list)
+    waiting: list[Kill] = field(default_factory=list)
     epoch: int = 0
 
     def ranks(self, replica: int) -> range:
@@ -104,23 +105,24 @@ class _Job:
     def play_step(self, kills: Sequence[Kill], policy: str) -> None:
         began = self.clock
         self.clock += _MICROBATCH * max(len(ids) for ids in self.plan.assigned.values()) + _SYNC
-        before = [kill for kill in kills if not kill.at.in_recovery and not kill.at.committed]
-        behind = [kill for kill in kills if kill.at.committed]
-        for kill in before:
-            self.kill(kill)
-        rounds = [[kill] for kill in kills if kill.at.in_recovery]
+        # Who dies right before the commit has given its part: the step stands.
+        stands = [kill for kill in kills if kill.at is At.BEFORE_COMMIT or kill.at.committed]
+        for kill in kills:
+            if not kill.at.in_recovery and kill not in stands:
+                self.kill(kill)
+        self.waiting += [kill for kill in kills if kill.at.in_recovery]
         if self.unseen:
             self.recover(policy)
-        for inside in rounds:
-            for kill in inside:
+            for kill in self.waiting:
                 self.kill(kill)
-            self.recover(policy)
+                self.recover(policy)
+            self.waiting.clear()
         plan = self.plan
         loss = 2.5 * 0.97**plan.step + sum(
             _noise(i) for ids in plan.committed_ids.values() for i in ids
         ) / max(plan.total, 1)
-        for kill in behind:
-            if kill.at is At.AFTER_COMMIT:
+        for kill in stands:
+            if kill.at is At.BEFORE_COMMIT:
                 self.kill(kill)
         for replica in sorted(self.living):
             self.logs[self.ranks(replica)[0]].write(
@@ -131,8 +133,8 @@ class _Job:
                 total=plan.total, boundary=plan.boundary, extra=plan.extra,
                 seconds=self.clock - began, tokens=plan.total * _TOKENS,
             )  # fmt: skip
-        for kill in behind:
-            if kill.at is At.OPTIMIZER:
+        for kill in stands:
+            if kill.at.committed:
                 self.kill(kill)
         _, self.plan = policy_named(policy).commit(plan)
 

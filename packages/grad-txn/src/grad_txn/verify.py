@@ -92,7 +92,7 @@ def verify(directory: str | Path, *, allow_shrinking_batch: bool = False) -> Ver
     if problems:
         # Without a shape that all agree on, no other line can be judged.
         return Verdict(problems=tuple(problems), runs=len(runs))
-    problems += _check_same_batch(runs)
+    problems += _check_batch(runs)
     for run in runs:
         problems += _check_failures(run)
         problems += _check_steps(run, allow_shrinking_batch=allow_shrinking_batch)
@@ -148,7 +148,7 @@ def _check_starts(run: Run) -> Iterator[str]:
                 f"{start.where}: rank, replica, position are {found}, "
                 f"this file belongs to {(rank, replica, position)}"
             )
-    expected = range(shape["replicas"] * shape["replica_size"])
+    expected = range(len(run.replicas) * shape["replica_size"])
     for rank in sorted(set(expected) ^ set(run.lines)):
         if rank in expected:
             yield f"run {run.name}: rank {rank} has no start line, its log is missing"
@@ -156,17 +156,16 @@ def _check_starts(run: Run) -> Iterator[str]:
             yield f"{run.lines[rank][0].where}: rank {rank} in a world of {len(expected)} ranks"
 
 
-def _check_same_batch(runs: Sequence[Run]) -> Iterator[str]:
-    """B is what the first run started with, in every run."""
-    first = runs[0].shape
-    batch = first["replicas"] * first["grad_accum"]
+def _check_batch(runs: Sequence[Run]) -> Iterator[str]:
+    """B is replicas * grad_accum, and the same in every run."""
     for run in runs:
         start = run.lines[min(run.lines)][0]
-        if start.value["global_batch"] != batch:
-            yield (
-                f"{start.where}: global_batch is {start.value['global_batch']}, "
-                f"replicas * grad_accum of the first run is {batch}"
-            )
+        product = start.value["replicas"] * start.value["grad_accum"]
+        first = runs[0].shape["global_batch"]
+        for name, value in (("replicas * grad_accum", product), ("that of the first run", first)):
+            if start.value["global_batch"] != value:
+                found = start.value["global_batch"]
+                yield f"{start.where}: global_batch is {found}, {name} is {value}"
 
 
 def _check_failures(run: Run) -> Iterator[str]:
@@ -200,7 +199,7 @@ def _check_failures(run: Run) -> Iterator[str]:
 
 def _check_story(run: Run, failures: Iterable[Line]) -> Iterator[str]:
     """Epochs and steps only grow, and each replica dies once."""
-    living = set(range(run.shape["replicas"]))
+    living = set(run.replicas)
     epoch, step = 0, run.shape["first_step"]
     for line in failures:
         value = line.value
@@ -210,7 +209,7 @@ def _check_story(run: Run, failures: Iterable[Line]) -> Iterator[str]:
             yield f"{line.where}: epoch {value['epoch']} is at step {value['step']}, before {step}"
         epoch, step = value["epoch"], value["step"]
         failed = set(value["failed"])
-        if not failed or len(failed) != len(value["failed"]):
+        if len(failed) != len(value["failed"]):
             yield f"{line.where}: failed is {value['failed']}, it must name each replica once"
         if not failed <= living:
             yield f"{line.where}: {_listed(failed - living)} reported dead, but not alive before"
@@ -228,7 +227,7 @@ def _check_steps(run: Run, *, allow_shrinking_batch: bool) -> Iterator[str]:
     """Each step is recorded alike by all who were alive, and holds B microbatches."""
     steps = run.step_lines()
     failures, gone, killed = run.failures(), run.gone(), run.killed()
-    everyone = set(range(run.shape["replicas"]))
+    everyone = set(run.replicas)
     last = max(steps, default=0)
     may_shrink = allow_shrinking_batch and run.shape["policy"] == "adaptive"
     for step, lines in steps.items():
