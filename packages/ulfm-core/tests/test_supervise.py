@@ -38,10 +38,10 @@ def go_on_without(*dead, by=signal.SIGKILL):
     from mpi4py import MPI
     world = MPI.COMM_WORLD
     world.Set_errhandler(MPI.ERRORS_RETURN)
-    world.Barrier()
-    if rank in dead:
-        os.kill(os.getpid(), by)
     try:
+        world.Barrier()
+        if rank in dead:
+            os.kill(os.getpid(), by)
         while True:
             world.Barrier()
     except MPI.Exception:
@@ -118,6 +118,19 @@ def test_an_exception_fails_the_job_and_is_shown(program: Program) -> None:
     assert job.stderr.count("AssertionError: rank one is wrong") == 1
     assert "_bootstrap" not in job.stderr
     assert job.stderr.strip().splitlines()[-1] == "ulfmrun: rank 1 failed, exit code 1"
+
+
+def test_an_exception_in_one_mpi_program_is_a_death_to_the_others(program: Program) -> None:
+    text = """
+        if rank == 1:
+            from mpi4py import MPI
+            MPI.COMM_WORLD.Barrier()
+            sys.exit(7)
+        go_on_without()
+    """
+    job = run_ranks(program(text), 3)
+    assert job.returncode == 7
+    assert job.lines == {0: [{"survivors": 2}], 2: [{"survivors": 2}]}
 
 
 def test_other_exit_codes_are_handed_on(program: Program) -> None:

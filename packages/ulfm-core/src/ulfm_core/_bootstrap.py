@@ -133,8 +133,12 @@ def _run_exit_functions() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process: by the way out that survives failures, if it is in the world."""
-    if leaving.in_world():
+    """End the process: by the way out that survives failures, if it is in the world.
+
+    Another user of MPI that has failed leaves at once as well: in MPI_Finalize it would neither
+    answer its peers nor be dead to them.
+    """
+    if leaving.in_world() or (code and "mpi4py.MPI" in sys.modules):
         leaving.leave(code)
     sys.exit(code)
 

@@ -227,10 +227,10 @@ from ulfm_core.testing import say
 
 world = MPI.COMM_WORLD
 world.Set_errhandler(MPI.ERRORS_RETURN)
-world.Barrier()
-if world.rank == 1:
-    os.kill(os.getpid(), signal.SIGKILL)
 try:
+    world.Barrier()
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
     while True:
         world.Barrier()
 except MPI.Exception:
