@@ -64,6 +64,13 @@ def test_forked_child_speaks_for_itself(channel: _channel.Channel, inbox: Inbox)
     assert inbox.get(timeout=5)["pid"] == os.getpid()
 
 
+def test_what_cannot_be_sent_does_not_end_the_talk(channel: _channel.Channel, inbox: Inbox) -> None:
+    assert not _channel.report("progress", text="x" * (1 << 17))
+    assert not _channel.report("progress", text={(1, 2): 3})
+    assert _channel.report("progress", step=1)
+    assert inbox.get(timeout=5)["step"] == 1
+
+
 def test_strangers_are_not_heard(channel: _channel.Channel, inbox: Inbox) -> None:
     host, port, _ = channel.address.rsplit(":", 2)
     with socket.create_connection((host, int(port))) as stranger:

@@ -6,7 +6,6 @@ the program as `__main__`, tells `ulfmrun` with which code it ended, and leaves.
 
 import atexit
 import contextlib
-import ctypes
 import faulthandler
 import importlib.util
 import io
@@ -22,11 +21,10 @@ from typing import NoReturn
 from ulfm_core import leaving
 from ulfm_core._channel import report
 from ulfm_core._farewell import BAD_INPUT, hold_stderr, say_farewell
+from ulfm_core._parent import die_with_parent
 from ulfm_core.errors import ReplicaCondemnedError
 
 __all__ = ["main"]
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> NoReturn:
@@ -34,7 +32,7 @@ def main() -> NoReturn:
     if "OMPI_COMM_WORLD_RANK" not in os.environ:
         sys.exit("ulfm_core._bootstrap is started by ulfmrun: ulfmrun -n N [-m] PROGRAM ARGS")
     # A rank must not outlive its mpirun, or nobody would ever end it.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a killed rank said is still seen

@@ -45,7 +45,7 @@ def report(kind: str, **fields: Any) -> bool:
     address = os.environ.get(ENVIRONMENT)
     if not address:
         return False
-    message = {
+    message: dict[str, Any] = {
         "kind": kind,
         "rank": int(os.environ.get("OMPI_COMM_WORLD_RANK", "-1")),
         "host": socket.gethostname(),
@@ -53,22 +53,28 @@ def report(kind: str, **fields: Any) -> bool:
         **fields,
     }
     try:
+        line = json.dumps(message, default=str).encode() + b"\n"
+    except (TypeError, ValueError):
+        return False
+    if len(line) > _LONGEST:
+        return False
+    try:
         with _lock:
-            _connect(address).sendall(json.dumps(message, default=str).encode()[:_LONGEST] + b"\n")
+            _send(address, line)
     except (OSError, ValueError):
         os.environ.pop(ENVIRONMENT, None)
         return False
     return True
 
 
-def _connect(address: str) -> socket.socket:
+def _send(address: str, line: bytes) -> None:
     global _connection, _owner  # noqa: PLW0603 - one connection a process is the point
     if _connection is None or _owner != os.getpid():
         host, port, token = address.rsplit(":", 2)
-        _connection = socket.create_connection((host, int(port)), timeout=_BOUND)
+        _connection = socket.create_connection((host, int(port)), timeout=_BOUND / 2)
         _owner = os.getpid()
-        _connection.sendall(token.encode() + b"\n")
-    return _connection
+        line = token.encode() + b"\n" + line
+    _connection.sendall(line)
 
 
 class Channel:
@@ -111,7 +117,7 @@ class _Reader(socketserver.StreamRequestHandler):
             return
         rank = pid = None
         try:
-            while line := self.rfile.readline(_LONGEST + 1):
+            while line := self.rfile.readline(_LONGEST):
                 message = json.loads(line)
                 rank, pid = message["rank"], message["pid"]
                 self.server.inbox.put(message)

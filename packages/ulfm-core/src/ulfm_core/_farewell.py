@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from ulfm_core._channel import ENVIRONMENT, report
 
@@ -74,6 +74,14 @@ class _HeldStderr(io.TextIOBase):
 
     def writable(self) -> bool:
         return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    @property
+    def buffer(self) -> BinaryIO:
+        return self._stream.buffer
 
     def fileno(self) -> int:
         return self._stream.fileno()

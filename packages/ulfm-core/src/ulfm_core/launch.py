@@ -13,15 +13,17 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from ulfm_core._channel import ENVIRONMENT
 from ulfm_core.errors import UsageError
 from ulfm_core.mpirun import Mpirun, find_mpirun, mpirun_options
 from ulfm_core.supervise import Outcome, Patience, supervise
@@ -105,8 +107,8 @@ class Job:
             variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         return variables
 
-    def command(self, mpirun: Mpirun, exported: Sequence[str]) -> list[str]:
-        """Return mpirun's command line; `exported` names the variables that ranks get."""
+    def command(self, mpirun: Mpirun, variables: Iterable[str]) -> list[str]:
+        """Return mpirun's command line; `variables` names those that every rank is to get."""
         words = [str(mpirun.path), "-n", str(self.ranks)]
         words += mpirun_options(transport=self.transport, detector=self.detector)
         if self.hosts:
@@ -118,7 +120,8 @@ class Job:
             words += ["--map-by", "slot"]
         else:
             words += ["--map-by", "slot:OVERSUBSCRIBE"]  # more ranks than cores is fine here
-        for name in exported:
+        paths = [name for name in _PATHS if self.remote and name in os.environ]
+        for name in (*variables, *paths):
             words += ["-x", name]
         words += self.mpi_args
         return [*words, sys.executable, "-m", "ulfm_core._bootstrap", *self.program]
@@ -140,21 +143,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.dry_run:
         variables = job.variables()
         assignments = [f"{name}={value}" for name, value in variables.items()]
-        print(shlex.join(["env", *assignments, *job.command(mpirun, [*variables])]))
+        print(shlex.join(["env", *assignments, *job.command(mpirun, variables)]))
         return 0
     patience = Patience(leftover=options.grace, straggler=options.straggler_grace)
-    return _run(job, mpirun, patience, restarts=options.max_restarts)
+    try:
+        return _run(job, mpirun, patience, restarts=options.max_restarts)
+    except KeyboardInterrupt:  # between two starts; during one it goes to the job
+        return 128 + signal.SIGINT
 
 
 def _run(job: Job, mpirun: Mpirun, patience: Patience, *, restarts: int) -> int:
     """Run the job, and start it again for as long as nobody finishes and `restarts` allows."""
     while True:
         variables = job.variables()
-        exported = [*variables, "ULFMRUN_CHANNEL"]
-        if job.remote:
-            exported += [name for name in _PATHS if name in os.environ]
         outcome = supervise(
-            job.command(mpirun, exported),
+            job.command(mpirun, [*variables, ENVIRONMENT]),
             size=job.ranks,
             environment={**os.environ, **variables},
             remote=job.remote,
@@ -261,7 +264,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="K",
-        help="when no rank finishes, start again up to K times on the hosts that still answer; "
+        help="when no rank finishes, start again up to K times, on the --hosts that still answer; "
         "the program sees ULFM_RESTART and resumes from its checkpoint",
     )
     add(

@@ -6,7 +6,6 @@ Every wait here is bounded, and no process is left on this host when `supervise`
 """
 
 import contextlib
-import ctypes
 import math
 import os
 import queue
@@ -23,11 +22,11 @@ from types import FrameType
 from typing import Any, Literal
 
 from ulfm_core._channel import ENVIRONMENT, Channel
+from ulfm_core._farewell import BAD_INPUT
+from ulfm_core._parent import die_with_parent
 
 __all__ = ["Outcome", "Patience", "supervise"]
 
-BAD_INPUT = 2
-_PR_SET_PDEATHSIG = 1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Message = dict[str, Any]
@@ -113,6 +112,7 @@ class _Rank:
     code: int | None = None
     said: str = ""
     gone: bool = False
+    killed: bool = False
 
     @property
     def local(self) -> bool:
@@ -152,7 +152,7 @@ class _Roster:
                 self.ranks[number] = _Rank(
                     number=number, host=message["host"], pid=message["pid"], since=time.monotonic()
                 )
-            case "exit" if rank:
+            case "exit" if rank and rank.pid == message["pid"]:
                 rank.code = message["code"]
                 rank.said = message.get("said", "")
             case "gone" if rank and rank.pid == message["pid"]:
@@ -230,13 +230,12 @@ class _Watch:
         self.asked_to_end: float | None = None
         # Its own session: a Ctrl-C at the terminal is ours to pass on, once. And if we are killed
         # it ends by itself, and its ranks with it.
-        prctl = ctypes.CDLL(None).prctl
         self.mpirun = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM),  # noqa: PLW1509
         )
         threading.Thread(target=self._wait_for_mpirun, daemon=True).start()
 
@@ -311,20 +310,20 @@ class _Watch:
             return
         living = self.roster.look(now)
         overdue = self.roster.overdue(now, living, patience)
+        out_of_reach = any(rank.killed or not rank.local for rank in overdue)
         for rank in overdue:
-            print(
-                f"ulfmrun: killed rank {rank.number} (pid {rank.pid} on {rank.host}), which was"
-                f" {_WORDS[rank.state]}, after {now - rank.since:.0f} s",
-                file=sys.stderr,
-                flush=True,
-            )
-            if rank.local:
+            if rank.local and not rank.killed:
+                rank.killed = True
+                print(
+                    f"ulfmrun: killed rank {rank.number} (pid {rank.pid} on {rank.host}), which was"
+                    f" {_WORDS[rank.state]}, after {now - rank.since:.0f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank.pid, signal.SIGKILL)
-        none_left = self.roster.ranks and not living
-        if any(not rank.local for rank in overdue) or (
-            none_left and self.roster.quiet(now) > patience.leftover
-        ):
+        none_left = self.roster.ranks and not living and self.roster.quiet(now) > patience.leftover
+        if none_left or (out_of_reach and overdue == living):
             self._ask_to_end()
 
 
