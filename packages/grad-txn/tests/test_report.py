@@ -56,9 +56,31 @@ def test_the_summary_says_what_happened(tmp_path: Path) -> None:
         f"{'':11} step 5: replica 2 (during sync): {boundary(11)}, next commit after 232 ms",
         "recovery    SIGKILL to next commit: median 187 ms; without extra microbatches 52 ms",
         "throughput  15,754 tokens/s/rank in the first quarter, 16,384 in the last",
-        "reference   largest relative difference of the loss 0.0e+00 (step 0), over 8 steps",
+        "reference   bit-identical loss in all 8 steps compared",
         f"report      {run}/report.html, {run}/report.png",
     ]
+
+
+def test_a_different_loss_is_measured(tmp_path: Path) -> None:
+    play_run(tmp_path / "reference", steps=12)
+    play_run(tmp_path / "run", kills=KILLS, policy="adaptive")
+    summary = write_report(tmp_path / "run", reference=tmp_path / "reference")
+    (line,) = [line for line in summary.splitlines() if line.startswith("reference")]
+    assert re.search(
+        r"largest relative difference .* \d\.\de-0\d \(step [2-7]\), over 8 steps", line
+    )
+    assert "batch       shrinks with policy adaptive: 16 to 32 microbatches a step" in summary
+
+
+def test_a_loss_that_is_no_number_has_a_report(tmp_path: Path) -> None:
+    play_run(tmp_path / "reference")
+    play_run(tmp_path / "run")
+    for path in (tmp_path / "run" / "events").iterdir():
+        path.write_text(
+            re.sub(r'(?<="step": 3, "epoch": 0, "loss": )[\d.]+', '"nan"', path.read_text())
+        )
+    summary = write_report(tmp_path / "run", reference=tmp_path / "reference")
+    assert "bit-identical loss in all 7 steps compared" in summary
 
 
 def test_a_broken_promise_is_said_first(tmp_path: Path) -> None:

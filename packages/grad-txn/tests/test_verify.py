@@ -479,6 +479,26 @@ def test_two_start_lines_of_one_run_are_refused(tmp_path: Path, good: Log) -> No
     assert "second start line of run first" in verify(tmp_path).problems[0]
 
 
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        ("static", "step 3: id 96 was left behind"),
+        ("exact", "step 3: exact has to commit ids 96 to 127; id 96 is missing"),
+    ],
+)
+def test_ids_that_change_places_between_steps_are_noticed(
+    tmp_path: Path, policy: str, problem: str
+) -> None:
+    """Every count is right and every id committed once, and still it is not the promised batch."""
+    play_run(tmp_path / "run", policy=policy)
+    log = load(tmp_path / "run")
+    for rank in log:
+        earlier, later = (find(log, "step", rank, step=step)["ids"]["0"] for step in (3, 4))
+        earlier[0], later[0] = later[0], earlier[0]
+    save(log, tmp_path)
+    assert any(problem in found for found in verify(tmp_path).problems)
+
+
 # The command.
 
 

@@ -1,6 +1,8 @@
 """The picture of a run: loss, replicas, step time, throughput, recoveries (needs matplotlib)."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -44,11 +46,15 @@ def draw(history: History, path: Path, *, reference: History | None = None) -> N
         path: File to write.
         reference: A run to compare with, usually the one without failures.
     """
+    first, last = history.steps[0].step, history.steps[-1].step
+    if reference is not None:
+        # A longer reference would only squeeze the scales.
+        steps = tuple(step for step in reference.steps if first <= step.step <= last)
+        reference = replace(reference, steps=steps)
     strip = min(4.5, 1.0 + 0.22 * history.replicas)
     panels = {"loss": 2.8, "replicas": strip, "seconds": 1.9, "throughput": 1.9}
     if reference is not None:
-        panels = {"loss": 2.6, "difference": 1.3, **panels}
-        panels["loss"] = 2.6
+        panels = {"loss": 2.6, "difference": 1.3} | {k: panels[k] for k in panels if k != "loss"}
     if history.recoveries:
         panels["recovery"] = 3.4
     figure = Figure(figsize=(11, sum(panels.values()) + 1.0), layout="constrained")
@@ -64,7 +70,6 @@ def draw(history: History, path: Path, *, reference: History | None = None) -> N
     _draw_replicas(axes["replicas"], history)
     _draw_seconds(axes["seconds"], history, reference)
     _draw_throughput(axes["throughput"], history, reference)
-    first, last = history.steps[0].step, history.steps[-1].step
     for name, axis in axes.items():
         axis.set_xlim(first - 0.5, last + 0.5)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -108,22 +113,24 @@ def _draw_loss(axis: Axes, history: History, reference: History | None) -> None:
 
 
 def _draw_difference(axis: Axes, history: History, reference: History) -> None:
-    theirs = {step.step: step.loss for step in reference.steps}
-    shared = [step for step in history.steps if theirs.get(step.step)]
-    points = [(s.step, abs(s.loss - theirs[s.step]) / abs(theirs[s.step])) for s in shared]
-    unequal = [(step, difference) for step, difference in points if difference > 0]
+    differences = history.differences(reference)
+    unequal = {step: value for step, value in differences.items() if value > 0}
     axis.set_ylabel("relative\ndifference")
     if unequal:
         axis.semilogy(
-            *zip(*unequal, strict=True), color=_PURPLE, linestyle="none", marker="o", markersize=3
+            list(unequal),
+            list(unequal.values()),
+            color=_PURPLE,
+            linestyle="none",
+            marker="o",
+            markersize=3,
         )
-        low = min(difference for _, difference in unequal)
-        high = max(difference for _, difference in unequal)
-        axis.set_ylim(low / 5, high * 5)
+        # Room above for the note.
+        axis.set_ylim(min(unequal.values()) / 5, max(unequal.values()) * 100)
     else:
         axis.set_yticks([])
-    equal = len(points) - len(unequal)
-    note = f"bit-identical loss in {equal} of {len(points)} steps" if points else "no step shared"
+    equal = len(differences) - len(unequal)
+    note = f"bit-identical loss in {equal} of {len(differences)} steps"
     axis.text(0.995, 0.9, note, transform=axis.transAxes, ha="right", va="top", fontsize=9)
 
 
@@ -176,7 +183,7 @@ def _draw_replicas(axis: Axes, history: History) -> None:
         if role in used
     ]
     if history.deaths:
-        handles.append(Patch(color=_PALE, label="lost"))
+        handles.append(Patch(color=_PALE, label="gone"))
         handles.append(Line2D([], [], color=_RED, marker="X", linestyle="none", label="death"))
     if any(step.boundary for step in history.steps):
         handles.append(
@@ -208,7 +215,8 @@ def _draw_values(
         axis.plot(steps, theirs, color=_GREY, linewidth=4, alpha=0.45)
     steps = [step.step for step in history.steps]
     axis.plot(steps, ours, color=_BLUE, marker=_dot(history), markersize=3, linewidth=1.2)
-    axis.set_ylim(0, 1.1 * max([*ours, *theirs]) or 1)
+    highest = max(filter(math.isfinite, [*ours, *theirs]), default=0)
+    axis.set_ylim(0, 1.1 * highest or 1)
 
 
 def _mark_events(axis: Axes, history: History) -> None:
@@ -239,10 +247,10 @@ def _draw_phases(axis: Axes, recoveries: Sequence[Recovery]) -> None:
 def _draw_to_commit(axis: Axes, history: History) -> None:
     """From SIGKILL to the next commit, split into extra compute and the rest."""
     recoveries = history.recoveries
-    title = "from SIGKILL to the next commit"
+    title = "SIGKILL to next commit"
     total, overhead = history.median_to_commit(), history.median_overhead()
     if total is not None and overhead is not None:
-        title += f": median {1e3 * total:,.0f} ms, {1e3 * overhead:,.0f} ms without the extra"
+        title += f": median {1e3 * total:,.0f} ms, {1e3 * overhead:,.0f} without extra"
     rest = [1e3 * (recovery.overhead or 0.0) for recovery in recoveries]
     compute = [
         1e3 * recovery.compute_to_commit if recovery.to_commit is not None else 0.0

@@ -153,6 +153,19 @@ class History:
         """B, in microbatches."""
         return int(self.start["global_batch"])
 
+    def differences(self, reference: "History") -> dict[int, float]:
+        """Step -> relative difference of its loss from that of the same step of another run.
+
+        Steps that only one of them has are left out, and those without a finite loss.
+        """
+        theirs = {step.step: step.loss for step in reference.steps if step.loss}
+        found = {
+            step.step: abs(step.loss - theirs[step.step]) / abs(theirs[step.step])
+            for step in self.steps
+            if step.step in theirs
+        }
+        return {step: value for step, value in found.items() if math.isfinite(value)}
+
     def median_to_commit(self) -> float | None:
         """Median over the recoveries from SIGKILL to the next commit, in seconds."""
         return _median(r.to_commit for r in self.recoveries)

@@ -142,14 +142,11 @@ def _throughput(history: History) -> str:
 
 
 def _comparison(history: History, reference: History) -> str:
-    theirs = {step.step: step.loss for step in reference.steps}
-    differences = {
-        step.step: abs(step.loss - theirs[step.step]) / abs(theirs[step.step])
-        for step in history.steps
-        if theirs.get(step.step)
-    }
+    differences = history.differences(reference)
     if not differences:
         return "no step in common"
+    if not any(differences.values()):
+        return f"bit-identical loss in all {len(differences)} steps compared"
     worst = max(differences, key=lambda step: differences[step])
     return (
         f"largest relative difference of the loss {differences[worst]:.1e} (step {worst}), "
