@@ -1,13 +1,35 @@
 #include "dtype.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
+#include <type_traits>
 
 namespace ulfm {
 namespace {
+
+// Integers wrap around as everywhere in array programming; computed unsigned, because signed overflow is undefined (and
+// at least as wide as int, because narrower operands would be promoted to it).
+template <typename T>
+T add(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    using Wide = std::common_type_t<unsigned, std::make_unsigned_t<T>>;
+    return static_cast<T>(static_cast<Wide>(a) + static_cast<Wide>(b));
+  } else {
+    return a + b;
+  }
+}
+
+template <typename T>
+T multiply(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    using Wide = std::common_type_t<unsigned, std::make_unsigned_t<T>>;
+    return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
+  } else {
+    return a * b;
+  }
+}
 
 template <typename T>
 void combine_as(Op op, const void* a_bytes, const void* b_bytes, void* out_bytes, std::size_t count) {
@@ -16,10 +38,10 @@ void combine_as(Op op, const void* a_bytes, const void* b_bytes, void* out_bytes
   T* out = static_cast<T*>(out_bytes);
   switch (op) {
     case Op::sum:
-      for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<T>(a[i] + b[i]);
+      for (std::size_t i = 0; i < count; ++i) out[i] = add(a[i], b[i]);
       return;
     case Op::prod:
-      for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<T>(a[i] * b[i]);
+      for (std::size_t i = 0; i < count; ++i) out[i] = multiply(a[i], b[i]);
       return;
     case Op::min:
       for (std::size_t i = 0; i < count; ++i) out[i] = std::min(a[i], b[i]);
@@ -35,7 +57,7 @@ float float_of_half(std::uint16_t half) {
   const std::uint32_t exponent = (half >> 10U) & 0x1FU;
   const std::uint32_t mantissa = half & 0x3FFU;
   if (exponent == 0) {
-    const float magnitude = std::ldexp(static_cast<float>(mantissa), -24);
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;  // exact; no libm call for every zero
     return sign != 0U ? -magnitude : magnitude;
   }
   const std::uint32_t bits = exponent == 31U ? sign | 0x7F800000U | (mantissa << 13U)

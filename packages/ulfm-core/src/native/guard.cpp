@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 namespace ulfm {
@@ -83,36 +84,45 @@ void Guard::run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     wake_.wait_for(lock, period);
-    if (!stopping_) look();
+    if (stopping_) break;
+    int dead = -1;
+    if (!watched_.empty()) {
+      std::vector<int> ranks = watched_;
+      lock.unlock();
+      dead = dead_one_of(std::move(ranks));
+      lock.lock();
+    }
+    const std::string reason = stopping_ ? "" : verdict(dead);
+    if (!reason.empty()) end(reason);
   }
 }
 
-void Guard::look() {
-  int rank = -1;
-  if (!watched_.empty() && peer_is_dead(&rank)) {
-    end("rank " + std::to_string(rank) + " of its replica died: the replica is lost as a whole");
+std::string Guard::verdict(int dead) const {
+  // Asked again: a rank that is leaving has stopped watching meanwhile.
+  if (std::find(watched_.begin(), watched_.end(), dead) != watched_.end()) {
+    return "rank " + std::to_string(dead) + " of its replica died: the replica is lost as a whole";
   }
   if (operation_limit_ > 0.0 && seconds_since(operation_begun_) > operation_limit_) {
-    end("'" + operation_ + "' has not returned for " + with_seconds(operation_limit_) + " (" + where_ + ")");
+    return "'" + operation_ + "' has not returned for " + with_seconds(operation_limit_) + " (" + where_ + ")";
   }
   if (step_limit_ > 0.0 && waiting_ == 0 && seconds_since(beat_) > step_limit_) {
-    end("no progress for " + with_seconds(step_limit_) + ", stuck at: " + where_);
+    return "no progress for " + with_seconds(step_limit_) + ", stuck at: " + where_;
   }
+  return {};
 }
 
-bool Guard::peer_is_dead(int* rank) const {
+int Guard::dead_one_of(std::vector<int> ranks) const {
   // A local call: it asks what the runtime knows already, the communication thread's polling brings the news.
   MPI_Group failed = MPI_GROUP_NULL;
-  if (MPIX_Comm_get_failed(everyone_, &failed) != MPI_SUCCESS) return false;
+  if (MPIX_Comm_get_failed(everyone_, &failed) != MPI_SUCCESS) return -1;
   int count = 0;
   MPI_Group_size(failed, &count);
-  bool dead = false;
+  int dead = -1;
   if (count > 0) {
-    std::vector<int> found(watched_.size(), MPI_UNDEFINED);
-    MPI_Group_translate_ranks(group_, static_cast<int>(watched_.size()), watched_.data(), failed, found.data());
-    for (std::size_t i = 0; i < found.size() && !dead; ++i) {
-      dead = found[i] != MPI_UNDEFINED;
-      *rank = watched_[i];
+    std::vector<int> found(ranks.size(), MPI_UNDEFINED);
+    MPI_Group_translate_ranks(group_, static_cast<int>(ranks.size()), ranks.data(), failed, found.data());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      if (found[i] != MPI_UNDEFINED) dead = ranks[i];
     }
   }
   MPI_Group_free(&failed);

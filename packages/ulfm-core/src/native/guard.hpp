@@ -43,8 +43,8 @@ class Guard {
  private:
   using Clock = std::chrono::steady_clock;
   void run();
-  void look();
-  bool peer_is_dead(int* rank) const;
+  std::string verdict(int dead) const;  // why to end, or nothing; with the lock held
+  int dead_one_of(std::vector<int> ranks) const;  // or -1; asks MPI, so without the lock
   [[noreturn]] void end(const std::string& reason) const;
 
   const MPI_Comm everyone_;

@@ -3,9 +3,18 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <string>
 #include <thread>
 
 namespace ulfm {
+namespace {
+
+std::string mismatch(int expected, int received) {
+  return "a peer sent " + std::to_string(received) + " bytes where " + std::to_string(expected) +
+         " were expected; the ranks must call the same collectives in the same order, with equal sizes and types";
+}
+
+}  // namespace
 
 void Pause::operator()() {
   constexpr int yields = 16;
@@ -18,7 +27,7 @@ void Pause::operator()() {
   std::this_thread::sleep_for(std::chrono::microseconds(std::min(10 * (polls_ - yields), longest_nap_us)));
 }
 
-void wait(MPI_Request& request, const char* operation) {
+MPI_Status wait(MPI_Request& request, const char* operation) {
   Pause pause;
   for (;;) {
     int done = 0;
@@ -26,17 +35,17 @@ void wait(MPI_Request& request, const char* operation) {
     status.MPI_ERROR = MPI_SUCCESS;
     const int code = MPI_Test(&request, &done, &status);
     check(code, operation);
-    if (done != 0) return;
+    if (done != 0) return status;
     pause();
   }
 }
 
 Transfers::~Transfers() {
-  const bool open = std::any_of(requests_.begin(), requests_.end(),
-                                [](MPI_Request request) { return request != MPI_REQUEST_NULL; });
+  const bool open = std::any_of(transfers_.begin(), transfers_.end(),
+                                [](const Transfer& transfer) { return transfer.request != MPI_REQUEST_NULL; });
   if (!open) return;
   MPIX_Comm_revoke(comm_);
-  for (MPI_Request& request : requests_) {
+  for (auto& [request, incoming] : transfers_) {
     // After the revocation every request completes, with an error or without; the guard bounds this loop.
     try {
       while (request != MPI_REQUEST_NULL) wait(request, "drain");
@@ -50,24 +59,33 @@ Transfers::~Transfers() {
 std::size_t Transfers::send(const void* data, std::size_t bytes, int peer, int tag) {
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request), "send");
-  requests_.push_back(request);
-  return requests_.size() - 1;
+  transfers_.push_back({request, -1});
+  return transfers_.size() - 1;
 }
 
 std::size_t Transfers::receive(void* data, std::size_t bytes, int peer, int tag) {
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request), "receive");
-  requests_.push_back(request);
-  return requests_.size() - 1;
+  transfers_.push_back({request, static_cast<int>(bytes)});
+  return transfers_.size() - 1;
 }
 
-void Transfers::finish(std::size_t ticket) { wait(requests_[ticket], "transfer"); }
+void Transfers::finish(std::size_t ticket) { finish(transfers_[ticket]); }
+
+void Transfers::finish(Transfer& transfer) {
+  const MPI_Status status = wait(transfer.request, "transfer");
+  if (transfer.incoming < 0) return;
+  int received = 0;
+  MPI_Get_count(&status, MPI_BYTE, &received);
+  // MPI itself refuses a message that is too long.
+  if (received != transfer.incoming) throw MpiError(MPI_ERR_TRUNCATE, mismatch(transfer.incoming, received));
+}
 
 void Transfers::finish_all() {
-  for (MPI_Request& request : requests_) {
-    if (request != MPI_REQUEST_NULL) wait(request, "transfer");
+  for (Transfer& transfer : transfers_) {
+    if (transfer.request != MPI_REQUEST_NULL) finish(transfer);
   }
-  requests_.clear();
+  transfers_.clear();
 }
 
 }  // namespace ulfm

@@ -20,8 +20,8 @@ class Pause {
   int polls_ = 0;
 };
 
-// Waits for one request; throws Fault when its peer died or its communicator was revoked.
-void wait(MPI_Request& request, const char* operation);
+// Waits for one request; throws Fault when its peer died or its communicator was revoked. Returns what came with it.
+MPI_Status wait(MPI_Request& request, const char* operation);
 
 // The outstanding transfers of one collective. Destroying it with transfers left over (an exception is passing)
 // revokes the communicator and completes them, so that no buffer is touched after the collective has returned.
@@ -39,8 +39,14 @@ class Transfers {
   void finish_all();
 
  private:
+  struct Transfer {
+    MPI_Request request;
+    int incoming;  // bytes to receive, -1 for a send
+  };
+  void finish(Transfer& transfer);
+
   MPI_Comm comm_;
-  std::deque<MPI_Request> requests_;
+  std::deque<Transfer> transfers_;
 };
 
 }  // namespace ulfm
