@@ -1,10 +1,12 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 
 #include "bindings.hpp"
 #include "buffer.hpp"
+#include "device_collective.hpp"
 #include "world.hpp"
 
 namespace py = pybind11;
@@ -12,27 +14,70 @@ namespace py = pybind11;
 namespace ulfm {
 namespace {
 
-std::shared_ptr<void> both(std::shared_ptr<void> first, std::shared_ptr<void> second) {
-  return std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(std::move(first), std::move(second));
-}
+using Among = std::shared_ptr<Subgroup>;
 
 void require_same_shape(const Buffer& in, const Buffer& out, std::size_t times) {
-  if (in.dtype == out.dtype && in.count * times == out.count && in.on_device == out.on_device) return;
+  if (in.dtype == out.dtype && in.count * times == out.count && (in.device == nullptr) == (out.device == nullptr)) return;
   throw py::value_error("source has " + std::to_string(in.count) + " elements of " + name_of(in.dtype) +
                         ", destination " + std::to_string(out.count) + " of " + name_of(out.dtype) + ", expected " +
                         std::to_string(in.count * times) + " of the same type in the same kind of memory");
 }
 
+int index_in(const World& world, const Among& among) {
+  if (among == nullptr) return world.group_rank();
+  const std::vector<int> alive = among->living(world.members());
+  return static_cast<int>(std::find(alive.begin(), alive.end(), world.rank()) - alive.begin());
+}
+
+std::size_t size_of(const World& world, const Among& among) {
+  return among == nullptr ? static_cast<std::size_t>(world.group_size()) : among->living(world.members()).size();
+}
+
+// Buffers of an operation. Its task only looks at them: they may need Python's lock to be let go of, which the
+// communication thread had better not wait for.
+struct Pair {
+  Buffer in;
+  Buffer out;
+};
+
 std::shared_ptr<Work> submit_all_reduce(World& world, const py::object& source, const py::object& destination, Op op,
-                                 bool contribute, bool by_mpi) {
-  const Buffer out = buffer_of(destination, "destination", true);
-  const Buffer in = source.is(destination) ? out : buffer_of(source, "source", false);
+                                        bool contribute, Among among) {
+  if (!contribute && op != Op::sum) throw py::value_error("only a sum can be joined without contributing");
+  const auto pair = std::make_shared<Pair>();
+  const Buffer& out = pair->out = buffer_of(destination, "destination", true);
+  const Buffer& in = pair->in = source.is(destination) ? out : buffer_of(source, "source", false);
   require_same_shape(in, out, 1);
-  if (in.on_device && !by_mpi) throw py::value_error("device memory needs by_mpi=True (a CUDA-aware MPI) or host staging");
-  if (by_mpi && !contribute) throw py::value_error("contribute=False needs by_mpi=False");
+  const auto task = [&in, &out, op, contribute](Ring& ring) {
+    if (out.device != nullptr) return all_reduce(ring, op, out.dtype, in.span(), out.span(), out.count, contribute);
+    all_reduce(ring, op, out.dtype, contribute ? in.data : nullptr, out.data, out.count);
+  };
   const py::gil_scoped_release release;
-  return world.all_reduce(op, out.dtype, contribute ? in.data : nullptr, out.data, out.count, by_mpi,
-                          both(in.owner, out.owner));
+  return world.collective("all-reduce", std::move(among), task, pair);
+}
+
+std::shared_ptr<Work> submit_broadcast(World& world, const py::object& object, int root, Among among) {
+  const auto kept = std::make_shared<Buffer>(buffer_of(object, "buffer", index_in(world, among) != root));
+  const Buffer& buffer = *kept;
+  const auto task = [&buffer, root](Ring& ring) {
+    if (buffer.device != nullptr) return broadcast(ring, buffer.span(), buffer.bytes(), root);
+    broadcast(ring, buffer.data, buffer.bytes(), root);
+  };
+  const py::gil_scoped_release release;
+  return world.collective("broadcast", std::move(among), task, kept);
+}
+
+std::shared_ptr<Work> submit_all_gather(World& world, const py::object& source, const py::object& destination,
+                                        Among among) {
+  const auto pair = std::make_shared<Pair>();
+  const Buffer& in = pair->in = buffer_of(source, "source", false);
+  const Buffer& out = pair->out = buffer_of(destination, "destination", true);
+  require_same_shape(in, out, size_of(world, among));
+  const auto task = [&in, &out](Ring& ring) {
+    if (out.device != nullptr) return all_gather(ring, in.span(), out.span(), in.bytes());
+    all_gather(ring, in.data, out.data, in.bytes());
+  };
+  const py::gil_scoped_release release;
+  return world.collective("all-gather", std::move(among), task, pair);
 }
 
 }  // namespace
@@ -72,6 +117,10 @@ void register_world(py::module_& module) {
         return rows;
       });
 
+  py::class_<Subgroup, std::shared_ptr<Subgroup>>(module, "Subgroup")
+      .def(py::init<std::vector<int>>(), py::arg("ranks"))
+      .def_property_readonly("ranks", &Subgroup::ranks);
+
   py::class_<World>(module, "World")
       .def(py::init([](std::uintptr_t handle, int replica_size, Detection detection, double wait_limit,
                        double recovery_limit) {
@@ -98,28 +147,16 @@ void register_world(py::module_& module) {
       .def("known_failed", &World::known_failed, Release())
       .def("quiesce", &World::quiesce)
       .def("all_reduce", &submit_all_reduce, py::arg("source"), py::arg("destination"), py::kw_only(), py::arg("op"),
-           py::arg("contribute"), py::arg("by_mpi"))
+           py::arg("contribute"), py::arg("among"))
+      .def("broadcast", &submit_broadcast, py::arg("buffer"), py::kw_only(), py::arg("root"), py::arg("among"))
+      .def("all_gather", &submit_all_gather, py::arg("source"), py::arg("destination"), py::kw_only(),
+           py::arg("among"))
       .def(
-          "broadcast",
-          [](World& self, const py::object& object, int root) {
-            const Buffer buffer = buffer_of(object, "buffer", self.group_rank() != root);
-            if (buffer.on_device) throw py::value_error("broadcast needs host memory");
-            const py::gil_scoped_release release;
-            return self.broadcast(buffer.data, buffer.bytes(), root, buffer.owner);
+          "barrier",
+          [](World& self, Among among) {
+            return self.collective("barrier", std::move(among), [](Ring& ring) { barrier(ring); }, nullptr);
           },
-          py::arg("buffer"), py::kw_only(), py::arg("root"))
-      .def(
-          "all_gather",
-          [](World& self, const py::object& source, const py::object& destination) {
-            const Buffer in = buffer_of(source, "source", false);
-            const Buffer out = buffer_of(destination, "destination", true);
-            require_same_shape(in, out, static_cast<std::size_t>(self.group_size()));
-            if (in.on_device) throw py::value_error("all_gather needs host memory");
-            const py::gil_scoped_release release;
-            return self.all_gather(in.data, out.data, in.bytes(), both(in.owner, out.owner));
-          },
-          py::arg("source"), py::arg("destination"))
-      .def("barrier", &World::barrier, Release())
+          py::kw_only(), py::arg("among"), Release())
       .def(
           "agree",
           [](World& self, bool flag) {

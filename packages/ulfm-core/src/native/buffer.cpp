@@ -115,7 +115,11 @@ bool contiguous(const DLTensor& tensor) {
 }
 
 Buffer from_dlpack(const py::object& object, const char* role) {
-  const py::capsule capsule = object.attr("__dlpack__")();
+  const auto place = object.attr("__dlpack_device__")().cast<std::pair<int, int>>();
+  Device* device = place.first == kDLCUDA || place.first == kDLCUDAManaged ? &Device::at(place.second) : nullptr;
+  // With a stream, the producer makes that stream wait for what it has enqueued.
+  const py::capsule capsule = device == nullptr ? object.attr("__dlpack__")()
+                                                : object.attr("__dlpack__")(py::arg("stream") = device->arrivals());
   auto* managed = capsule.get_pointer<DLManagedTensor>();
   const DLTensor& tensor = managed->dl_tensor;
   if (!contiguous(tensor)) throw py::value_error(std::string(role) + ": not contiguous; pass .contiguous()");
@@ -128,16 +132,16 @@ Buffer from_dlpack(const py::object& object, const char* role) {
     if (tensor.dtype.code == kDLBfloat && width == 2) dtype = DType::bf16;
   }
   if (!dtype) refuse(role, "this element type cannot be reduced; use float64/32/16, bfloat16, int64/32/16/8 or uint8");
-  const std::int32_t device = tensor.device.device_type;
-  if (device != kDLCPU && device != kDLCUDA && device != kDLCUDAHost && device != kDLCUDAManaged) {
-    refuse(role, "memory of DLPack device type " + std::to_string(device) + " is neither host nor CUDA memory");
+  if (device == nullptr && place.first != kDLCPU && place.first != kDLCUDAHost) {
+    refuse(role, "memory of DLPack device type " + std::to_string(place.first) + " is neither host nor CUDA memory");
   }
   Buffer buffer;
   buffer.data = static_cast<char*>(tensor.data) + tensor.byte_offset;
   buffer.count = 1;
   for (std::int32_t axis = 0; axis < tensor.ndim; ++axis) buffer.count *= static_cast<std::size_t>(tensor.shape[axis]);
   buffer.dtype = *dtype;
-  buffer.on_device = device == kDLCUDA;
+  buffer.device = device;
+  if (device != nullptr) buffer.ready = device->mark();
   // The capsule is ours now: by the protocol it is renamed, and its tensor freed by us.
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");
   buffer.owner = released_under_gil(managed, [](void* held) {
@@ -161,7 +165,11 @@ Buffer from_cuda_array_interface(const py::object& object, const py::dict& inter
   buffer.count = 1;
   for (const auto extent : interface["shape"].cast<py::tuple>()) buffer.count *= extent.cast<std::size_t>();
   buffer.dtype = *dtype;
-  buffer.on_device = true;
+  buffer.device = &Device::of(buffer.data);
+  if (interface.contains("stream") && !interface["stream"].is_none()) {
+    buffer.device->follow(interface["stream"].cast<std::uintptr_t>());
+  }
+  buffer.ready = buffer.device->mark();
   buffer.owner = released_under_gil(py::object(object).release().ptr(),
                                     [](void* held) { Py_DECREF(static_cast<PyObject*>(held)); });
   return buffer;

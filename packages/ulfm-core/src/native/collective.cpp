@@ -45,8 +45,8 @@ char* at(void* base, std::size_t element, std::size_t width) { return static_cas
 // After it, rank r's chunk (r + 1) % size of `out` is the sum over all ranks; the rest of `out` is partial sums.
 void ring_reduce_scatter(Ring& ring, Op op, DType dtype, const void* in, void* out, const Chunks& chunks) {
   const std::size_t width = size_of(dtype);
-  const int left = (ring.rank + ring.size - 1) % ring.size;
-  const int right = (ring.rank + 1) % ring.size;
+  const int left = ring.peer((ring.rank + ring.size - 1) % ring.size);
+  const int right = ring.peer((ring.rank + 1) % ring.size);
   const int tag = ring.next_tag();
   const std::size_t steps = chunks.size - 1;
   const std::size_t segments = chunks.segments();
@@ -95,8 +95,8 @@ void ring_reduce_scatter(Ring& ring, Op op, DType dtype, const void* in, void* o
 
 // Rank r starts with chunk `first_chunk(r) = (r + lead) % size` complete; after it every rank has all of them.
 void ring_all_gather(Ring& ring, std::size_t width, void* data, const Chunks& chunks, int lead) {
-  const int left = (ring.rank + ring.size - 1) % ring.size;
-  const int right = (ring.rank + 1) % ring.size;
+  const int left = ring.peer((ring.rank + ring.size - 1) % ring.size);
+  const int right = ring.peer((ring.rank + 1) % ring.size);
   const int tag = ring.next_tag();
   const std::size_t segments = chunks.segments();
   const std::size_t items = (chunks.size - 1) * segments;
@@ -139,12 +139,12 @@ void tree_all_reduce(Ring& ring, Op op, DType dtype, const void* in, void* out, 
   for (int mask = 1; mask < ring.size; mask <<= 1) {
     Transfers transfers(ring.comm);
     if ((ring.rank & mask) != 0) {
-      transfers.send(out, bytes, ring.rank - mask, tag);
+      transfers.send(out, bytes, ring.peer(ring.rank - mask), tag);
       transfers.finish_all();
       break;
     }
     if (ring.rank + mask < ring.size) {
-      transfers.receive(received.data(), bytes, ring.rank + mask, tag);
+      transfers.receive(received.data(), bytes, ring.peer(ring.rank + mask), tag);
       transfers.finish_all();
       combine(op, dtype, out, received.data(), out, count);
     }
@@ -250,7 +250,7 @@ void broadcast(Ring& ring, void* data, std::size_t bytes, int root) {
   const int relative = (ring.rank - root + ring.size) % ring.size;
   int mask = 1;
   while (mask < ring.size && (relative & mask) == 0) mask <<= 1;
-  const int parent = (ring.rank - mask + ring.size) % ring.size;
+  const int parent = relative == 0 ? MPI_PROC_NULL : ring.peer((ring.rank - mask + ring.size) % ring.size);
   for (std::size_t begin = 0; begin < bytes; begin += segment_bytes) {
     const std::size_t part = std::min(segment_bytes, bytes - begin);
     Transfers transfers(ring.comm);
@@ -259,14 +259,16 @@ void broadcast(Ring& ring, void* data, std::size_t bytes, int root) {
       transfers.finish_all();
     }
     for (int child = mask >> 1; child > 0; child >>= 1) {
-      if (relative + child < ring.size) transfers.send(at(data, begin, 1), part, (ring.rank + child) % ring.size, tag);
+      if (relative + child < ring.size) {
+        transfers.send(at(data, begin, 1), part, ring.peer((ring.rank + child) % ring.size), tag);
+      }
     }
     transfers.finish_all();
   }
 }
 
 void all_gather(Ring& ring, const void* in, void* out, std::size_t bytes) {
-  std::memcpy(at(out, static_cast<std::size_t>(ring.rank), bytes), in, bytes);
+  if (in != nullptr) std::memmove(at(out, static_cast<std::size_t>(ring.rank), bytes), in, bytes);
   if (ring.size == 1 || bytes == 0) return;
   const auto size = static_cast<std::size_t>(ring.size);
   ring_all_gather(ring, 1, out, Chunks{bytes * size, size, segment_bytes}, 0);

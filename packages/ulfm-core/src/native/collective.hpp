@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "dtype.hpp"
 #include "mpi_ulfm.hpp"
@@ -19,19 +20,27 @@ struct Ring {
   int rank = 0;
   int size = 0;
   unsigned sequence = 0;
+  std::vector<int> peers;  // rank in `comm` of each index in the ring; empty when they are the same
+  int tag_space = 0;
 
-  int next_tag() { return static_cast<int>(sequence++ % 32768U); }
+  // Together they stay below Open MPI's largest tag, 2^31 - 1.
+  static constexpr unsigned tag_spaces = 65535;
+  static constexpr unsigned tags = 32768;
+
+  int peer(int index) const { return peers.empty() ? index : peers[static_cast<std::size_t>(index)]; }
+  int next_tag() { return tag_space * static_cast<int>(tags) + static_cast<int>(sequence++ % tags); }
 };
 
 // out = op over the ranks of in. `in` may be null: this rank contributes the neutral element (sum only). in == out is allowed.
 void all_reduce(Ring& ring, Op op, DType dtype, const void* in, void* out, std::size_t count);
 
-// Host or device memory, by MPI's own algorithm: the way to a CUDA-aware MPI. `in` null is not allowed.
+// Host or device memory, by MPI's own algorithm: the way to a CUDA-aware MPI. `in` null is not allowed, and the ring
+// must be the whole of its communicator.
 void all_reduce_by_mpi(Ring& ring, Op op, DType dtype, const void* in, void* out, std::size_t count);
 
 void broadcast(Ring& ring, void* data, std::size_t bytes, int root);
 
-// out holds size * bytes; rank r's part is at r * bytes.
+// out holds size * bytes; rank r's part is at r * bytes. `in` null: this rank's part is there already.
 void all_gather(Ring& ring, const void* in, void* out, std::size_t bytes);
 
 void barrier(Ring& ring);

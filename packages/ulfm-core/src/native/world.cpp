@@ -44,7 +44,7 @@ World::World(MPI_Comm initial, int replica_size, Detection detection, Limits lim
                                                  ")");
   engine_ = std::make_unique<Engine>(*guard_);
   // Whoever sees a failure tells the others of its group, or they would wait for this rank's next message for ever.
-  engine_->on_fault = [this] {
+  engine_->on_failure = [this] {
     quiesced_.store(true);
     const MPI_Comm group = group_handle();
     if (group != MPI_COMM_NULL) MPIX_Comm_revoke(group);
@@ -163,49 +163,48 @@ void World::adopt(MPI_Comm world, MPI_Comm group, std::vector<int> members) {
 
 // ---------------------------------------------------------------------------------------------------- reduce
 
-std::shared_ptr<Work> World::reduction(std::string name, std::function<void(Ring&)> task) {
-  return engine_->submit(std::move(name), limits_.wait, [this, task = std::move(task)] {
+std::shared_ptr<Work> World::collective(std::string name, std::shared_ptr<Subgroup> among,
+                                        std::function<void(Ring&)> task, std::shared_ptr<void> keep) {
+  auto unless_quiesced = [this, among = std::move(among), task = std::move(task)] {
     if (quiesced_.load()) return Outcome::quiesced;
-    Ring ring;
-    {
-      const std::lock_guard lock(mutex_);
-      ring = group_;
-    }
-    if (detection_ == Detection::guarded) {
-      // The paper's order: ask whether everyone is there before any data moves. The group's agreement is enough here,
-      // since the world's agreement at the end of the step has the last word.
-      bool flag = true;
-      if (!agree_on(ring.comm, &flag, "detect")) throw Fault(MPIX_ERR_PROC_FAILED, "detect");
-    }
-    task(ring);
-    const std::lock_guard lock(mutex_);
-    group_.sequence = ring.sequence;
-    return Outcome::ok;
-  });
-}
-
-std::shared_ptr<Work> World::all_reduce(Op op, DType dtype, const void* in, void* out, std::size_t count, bool by_mpi,
-                                        std::shared_ptr<void> keep) {
-  return reduction("all-reduce", [=, keep = std::move(keep)](Ring& ring) {
-    if (by_mpi) {
-      all_reduce_by_mpi(ring, op, dtype, in, out, count);
+    if (among == nullptr) {
+      over_group(task);
     } else {
-      ulfm::all_reduce(ring, op, dtype, in, out, count);
+      over_subgroup(*among, task);
     }
-  });
+    return Outcome::ok;
+  };
+  return engine_->submit(std::move(name), limits_.wait, std::move(unless_quiesced), std::move(keep));
 }
 
-std::shared_ptr<Work> World::broadcast(void* data, std::size_t bytes, int root, std::shared_ptr<void> keep) {
-  return reduction("broadcast",
-                   [=, keep = std::move(keep)](Ring& ring) { ulfm::broadcast(ring, data, bytes, root); });
+void World::over_group(const std::function<void(Ring&)>& task) {
+  Ring ring;
+  {
+    const std::lock_guard lock(mutex_);
+    ring = group_;
+  }
+  if (detection_ == Detection::guarded) {
+    // The paper's order: ask whether everyone is there before any data moves. The group's agreement is enough here,
+    // since the world's agreement at the end of the step has the last word.
+    bool flag = true;
+    if (!agree_on(ring.comm, &flag, "detect")) throw Fault(MPIX_ERR_PROC_FAILED, "detect");
+  }
+  task(ring);
+  const std::lock_guard lock(mutex_);
+  group_.sequence = ring.sequence;
 }
 
-std::shared_ptr<Work> World::all_gather(const void* in, void* out, std::size_t bytes, std::shared_ptr<void> keep) {
-  return reduction("all-gather", [=, keep = std::move(keep)](Ring& ring) { ulfm::all_gather(ring, in, out, bytes); });
-}
-
-std::shared_ptr<Work> World::barrier() {
-  return reduction("barrier", [](Ring& ring) { ulfm::barrier(ring); });
+// Without a communicator of its own there is nothing to agree on first: failures surface from the operation itself, in
+// both detection modes.
+void World::over_subgroup(Subgroup& among, const std::function<void(Ring&)>& task) {
+  Ring& ring = among.ring(world_handle(), members(), epoch(), rank_);
+  try {
+    task(ring);
+  } catch (const std::exception&) {
+    // The communicator is the world's, which `on_failure` leaves alone when the groups have their own.
+    MPIX_Comm_revoke(ring.comm);
+    throw;
+  }
 }
 
 std::shared_ptr<Work> World::run(std::string name, std::function<void()> task) {

@@ -13,6 +13,7 @@
 #include "collective.hpp"
 #include "engine.hpp"
 #include "guard.hpp"
+#include "subgroup.hpp"
 
 namespace ulfm {
 
@@ -64,12 +65,10 @@ class World {
   void quiesce() noexcept { quiesced_.store(true); }
   Detection detection() const noexcept { return detection_; }
 
-  // --- Reduce: over the cross-replica group of this position. `keep` stays alive until the operation has ended.
-  std::shared_ptr<Work> all_reduce(Op op, DType dtype, const void* in, void* out, std::size_t count, bool by_mpi,
+  // --- Reduce: over the cross-replica group of this position, or over `among` (this rank is one of it). `task` runs
+  // on the communication thread, in the order of the calls; `keep` is what must live until it has ended.
+  std::shared_ptr<Work> collective(std::string name, std::shared_ptr<Subgroup> among, std::function<void(Ring&)> task,
                                    std::shared_ptr<void> keep);
-  std::shared_ptr<Work> broadcast(void* data, std::size_t bytes, int root, std::shared_ptr<void> keep);
-  std::shared_ptr<Work> all_gather(const void* in, void* out, std::size_t bytes, std::shared_ptr<void> keep);
-  std::shared_ptr<Work> barrier();
   // Anything else that must run between those, in order, on the communication thread.
   std::shared_ptr<Work> run(std::string name, std::function<void()> task);
 
@@ -86,7 +85,8 @@ class World {
   std::function<void(const std::string&, int)> on_phase;
 
  private:
-  std::shared_ptr<Work> reduction(std::string name, std::function<void(Ring&)> task);
+  void over_group(const std::function<void(Ring&)>& task);
+  void over_subgroup(Subgroup& among, const std::function<void(Ring&)>& task);
   bool agree_on(MPI_Comm comm, bool* flag, const char* operation);
   bool attempt(MPI_Comm broken, const std::vector<std::int64_t>& record, Repair* result, MPI_Comm* next);
   void phase(const char* name, int round);

@@ -14,6 +14,7 @@ from ulfm_core.errors import (
     UsageError,
 )
 from ulfm_core.leaving import leave
+from ulfm_core.subgroup import Subgroup
 from ulfm_core.world import Agreement, Consensus, Outcome, Repair, Work, World, init
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "PeerLostError",
     "Repair",
     "ReplicaCondemnedError",
+    "Subgroup",
     "UlfmError",
     "UnsupportedMPIError",
     "UsageError",

@@ -31,6 +31,7 @@ from ulfm_core.errors import (
     UnsupportedMPIError,
     UsageError,
 )
+from ulfm_core.subgroup import Subgroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,7 @@ __all__ = ["Agreement", "Consensus", "Outcome", "Repair", "Work", "World", "init
 
 Detection = Literal["deferred", "guarded"]
 Operation = Literal["sum", "min", "max", "prod"]
+Transport = Literal["cuda-aware MPI", "host staging", "none"]
 
 WAIT_LIMIT = 1800.0
 RECOVERY_LIMIT = 60.0
@@ -243,7 +245,13 @@ class World:
     # ------------------------------------------------------------------------------------------- reduce
 
     def all_reduce(
-        self, source: Any, destination: Any = None, *, op: Operation = "sum", contribute: bool = True
+        self,
+        source: Any,
+        destination: Any = None,
+        *,
+        op: Operation = "sum",
+        contribute: bool = True,
+        among: Subgroup | None = None,
     ) -> Work:
         """Combine `source` of all group members into `destination`, bit-identical on each of them.
 
@@ -255,35 +263,82 @@ class World:
                 outcome is OK.
             op: how to combine.
             contribute: False adds nothing to a sum (a spare); the source then only gives type and size.
+            among: a subgroup of `World.subgroup` to run among, instead of the group.
 
         Both buffers belong to the operation until it has ended. Collective over the group, in the same order on all.
 
         Raises:
             TypeError: the buffer's type, or its memory, cannot be communicated.
             ValueError: not contiguous, or the two do not match.
+            UlfmError: CUDA refused a call (device memory).
         """
         target = source if destination is None else destination
         return Work(
             self._native.all_reduce(
-                source, target, op=_native_op(op), contribute=contribute, by_mpi=False
+                source, target, op=_native_op(op), contribute=contribute, among=_native_subgroup(among)
             ),
             self,
         )
 
-    def broadcast(self, buffer: Any, *, root: int) -> Work:
+    def broadcast(self, buffer: Any, *, root: int, among: Subgroup | None = None) -> Work:
         """Copy `buffer` of the group member with index `root` into everyone's. Collective over the group."""
-        if not 0 <= root < self.group_size:
-            message = f"root {root} is not in 0..{self.group_size - 1}: roots are indices in the living group"
+        size = self.group_size if among is None else among.size
+        if not 0 <= root < size:
+            message = f"root {root} is not in 0..{size - 1}: roots are indices in the living group"
             raise UsageError(message)
-        return Work(self._native.broadcast(buffer, root=root), self)
+        return Work(
+            self._native.broadcast(buffer, root=root, among=_native_subgroup(among)), self
+        )
 
-    def all_gather(self, source: Any, destination: Any) -> Work:
+    def all_gather(
+        self, source: Any, destination: Any, *, among: Subgroup | None = None
+    ) -> Work:
         """Concatenate every member's `source` in `destination`, `group_size` times as long. Collective over the group."""
-        return Work(self._native.all_gather(source, destination), self)
+        return Work(
+            self._native.all_gather(source, destination, among=_native_subgroup(among)), self
+        )
 
-    def barrier(self) -> Work:
+    def barrier(self, *, among: Subgroup | None = None) -> Work:
         """Done when every group member has come here. Collective over the group."""
-        return Work(self._native.barrier(), self)
+        return Work(self._native.barrier(among=_native_subgroup(among)), self)
+
+    def subgroup(self, ranks: Sequence[int]) -> Subgroup:
+        """Make a subgroup of these initial ranks, this one among them, with indices in the order given. Local.
+
+        Its members must all make it, and call its collectives in the same order as all others that they share.
+
+        Raises:
+            UsageError: a rank does not exist or is named twice, or this rank is not among them.
+        """
+        ranks = [int(rank) for rank in ranks]
+        unknown = [rank for rank in ranks if not 0 <= rank < self.initial_size]
+        if unknown:
+            message = f"rank {unknown[0]} is not in 0..{self.initial_size - 1}: subgroups are made of initial ranks"
+            raise UsageError(message)
+        if len(set(ranks)) != len(ranks):
+            message = f"subgroup {ranks} names a rank twice"
+            raise UsageError(message)
+        if self.rank not in ranks:
+            message = f"rank {self.rank} is not in {ranks}: only its members make a subgroup"
+            raise UsageError(message)
+        from ulfm_core import _core  # noqa: PLC0415
+
+        return Subgroup(_core.Subgroup(ranks), self)
+
+    @property
+    def device_transport(self) -> Transport:
+        """How CUDA buffers reach the network: "cuda-aware MPI", "host staging", or "none" (no CUDA device here).
+
+        Asking initialises the CUDA driver in this process, as the first CUDA buffer does.
+        """
+        from ulfm_core import _core  # noqa: PLC0415
+
+        names: dict[Any, Transport] = {
+            _core.Transport.NONE: "none",
+            _core.Transport.MPI: "cuda-aware MPI",
+            _core.Transport.STAGING: "host staging",
+        }
+        return names[_core.device_transport()]
 
     def quiesce(self) -> None:
         """Skip what is queued or submitted until the next repair: a failure is known. Local."""
@@ -474,6 +529,10 @@ def _native_op(op: str) -> Any:
         message = f"operation {op!r} is unknown: use sum, min, max or prod"
         raise UsageError(message)
     return native
+
+
+def _native_subgroup(among: Subgroup | None) -> Any:
+    return None if among is None else among._native  # noqa: SLF001 - the wrapper is ours
 
 
 def _comm_of(handle: int) -> Comm:
