@@ -28,8 +28,10 @@ class UnsupportedMPIError(UsageError):
     """The MPI has no fault tolerance: another library, an old version, or started without it."""
 
 
-class PeerLostError(UlfmError):
+class PeerLostError(UlfmError, RuntimeError):
     """An operation could not complete because a peer died.
+
+    A `RuntimeError` too, as torch's own communication errors are.
 
     Attributes:
         epoch: the world epoch the operation ran in. The world must be repaired before anything else can succeed.
