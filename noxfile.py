@@ -130,7 +130,7 @@ def minimums(session: nox.Session) -> None:
     """The oldest versions that the packages without torch declare, in place of the pinned ones."""
     for package in ("workload-policy", "ulfm-core"):
         install(session, package)
-    session.install("mpi4py==4.0.0", "numpy==1.26.4", env={"PIP_CONSTRAINT": ""})
+    session.install("mpi4py==4.1.0", "numpy==1.26.4", env={"PIP_CONSTRAINT": ""})
     for package in ("workload-policy", "ulfm-core"):
         pytest(session, ROOT / "packages" / package / "tests", "-m", "not torch")
 
