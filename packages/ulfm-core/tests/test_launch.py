@@ -68,6 +68,7 @@ def test_dry_run_has_the_options_that_hold(capsys: pytest.CaptureFixture[str], s
         "--mca pml ob1",
         "--mca btl tcp,self",
         "--mca coll ^han,cuda,hcoll,portals4",
+        "--mca coll_ftagree_agreement 1",
         "--mca async_mpi_finalize 1",
         "--bind-to none",
         "-x ULFM_MASTER_PORT",

@@ -496,6 +496,9 @@ def _load_core() -> tuple[Any, int]:
     import mpi4py  # noqa: PLC0415 - importing mpi4py.MPI initialises MPI
 
     mpi4py.rc.finalize = False  # leave() does, within a bound
+    # ulfmrun sets this too. Open MPI 5.0 leaves the default uninitialised (its issue 13915), and a rank that reads 0
+    # there runs an agreement without fault tolerance. For those who come with a plain mpirun; read when MPI starts.
+    os.environ.setdefault("OMPI_MCA_coll_ftagree_agreement", "1")
     try:
         from mpi4py import MPI  # noqa: PLC0415
     except (ImportError, RuntimeError) as error:
