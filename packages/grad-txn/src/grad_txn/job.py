@@ -13,6 +13,9 @@ This module only runs them in order.
 from __future__ import annotations
 
 import hashlib
+import os
+import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +82,7 @@ class Job:
         staging: `no-copy` or `snapshot`, see `StepTransaction`.
         injector: kills this process where a schedule says so.
         observers: told about steps and failures.
+        tokens_per_microbatch: for the log's token counts.
         about: further fields for the log's `start` line.
 
     Collective over the world: all ranks make it with the same arguments, and call everything in the same order.
@@ -102,6 +106,7 @@ class Job:
         staging: Staging = "no-copy",
         injector: FailureInjector | None = None,
         observers: Sequence[Observer] = (),
+        tokens_per_microbatch: int = 0,
         about: Mapping[str, object] | None = None,
     ) -> None:
         if max_norm is not None and not max_norm > 0:
@@ -117,6 +122,7 @@ class Job:
         self._staging = staging
         self._injector = injector
         self._observers = tuple(observers)
+        self._tokens_per_microbatch = tokens_per_microbatch
         self._about = dict(about or {})
         self._transaction = StepTransaction(world, gradients.buckets, staging=staging)
         self._plan = policy.start(
@@ -124,7 +130,7 @@ class Job:
         )
         self._broken_in: int | None = None
         self._last_commit = 0.0
-        _check_layout(world, gradients.buckets)
+        self._run = _agree_on_start(world, gradients.buckets)
         optimizer.register_step_pre_hook(
             lambda *_: self._reached(At.OPTIMIZER, self._plan.step - 1)
         )
@@ -151,7 +157,7 @@ class Job:
         """Yield the steps from the current one to number `max_steps` - 1; iterate over each to its end."""
         self._log.write(
             "start",
-            **self._about,
+            run=self._run,
             rank=self._world.rank,
             replica=self._world.replica,
             position=self._world.position,
@@ -162,7 +168,11 @@ class Job:
             policy=self._policy.name,
             first_step=self._plan.step,
             steps=max_steps,
+            tokens_per_microbatch=self._tokens_per_microbatch,
             staging=self._staging,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            **self._about,
         )
         self._gradients.zero()
         self._last_commit = time.perf_counter()
@@ -260,20 +270,20 @@ class Job:
             "boundary": plan.boundary,
             "extra": plan.extra,
             "seconds": now - self._last_commit,
-            "tokens": plan.total * int(str(self._about.get("tokens_per_microbatch", 0))),
+            "tokens": plan.total * self._tokens_per_microbatch,
         }
         self._last_commit = now
         if self._world.position == 0:
             self._log.write("step", **line)
+        if self.leads:
+            for observer in self._observers:
+                observer.step(line)
         _, self._plan = self._policy.commit(plan)
         self._reached(At.AFTER_COMMIT, plan.step)
         self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
         self._gradients.zero()
-        if self.leads:
-            for observer in self._observers:
-                observer.step(line)
         return line
 
 
@@ -469,17 +479,19 @@ class Step:
             )
 
 
-def _check_layout(world: Communicator, buckets: Sequence[Tensor]) -> None:
-    """Refuse to start with replicas whose buckets differ: their sums would mix gradients of different parameters."""
+def _agree_on_start(world: Communicator, buckets: Sequence[Tensor]) -> str:
+    """Refuse replicas whose buckets differ (their sums would mix different parameters); return a name for this run."""
     text = ";".join(f"{bucket.numel()} {bucket.dtype}" for bucket in buckets)
-    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    mine = torch.tensor([digest], dtype=torch.int64)
-    all_of_them = torch.empty(world.group_size, dtype=torch.int64)
-    if world.all_gather(mine, all_of_them).wait().name == "OK" and not bool(
-        (all_of_them == digest).all()
-    ):
+    layout = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    mine = torch.tensor([layout, secrets.randbits(62)], dtype=torch.int64)
+    gathered = torch.empty(2 * world.group_size, dtype=torch.int64)
+    if world.all_gather(mine, gathered).wait().name != "OK":
+        message = "a rank died while the job was being set up: start it again"
+        raise DivergenceError(message)
+    if not bool((gathered[::2] == layout).all()):
         message = f"the replicas' gradient buckets differ; this one has: {text}. Build the same model everywhere"
         raise DivergenceError(message)
+    return f"{int(gathered[1]):016x}"
 
 
 def _digest(parameters: Sequence[Tensor]) -> str:

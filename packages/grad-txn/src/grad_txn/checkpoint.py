@@ -1,0 +1,135 @@
+"""Checkpoints: written by one replica, beside the training, by `torch.distributed.checkpoint`.
+
+`<directory>/step-<n>` holds the state before step n. A checkpoint is written to a hidden directory and renamed once it is
+complete, so that what has a proper name is whole: a writer may die at any moment.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed.checkpoint as dcp
+
+from grad_txn.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+__all__ = ["Checkpoints", "newest"]
+
+_NAME = re.compile(r"step-(\d+)")
+_log = logging.getLogger(__name__)
+
+
+def newest(directory: str | Path) -> tuple[int, Path] | None:
+    """Return the step and path of the newest complete checkpoint in `directory`, or None."""
+    found = [
+        (int(match[1]), path)
+        for path in Path(directory).glob("step-*")
+        if (match := _NAME.fullmatch(path.name)) and (path / ".metadata").is_file()
+    ]
+    return max(found, default=None)
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        directory: where they go; made when the first is written.
+        keep: how many to keep.
+        written: called with the step, the path and the seconds when one is complete, from `poll` or `wait`.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        keep: int = 2,
+        written: Callable[[int, Path, float], None] | None = None,
+    ) -> None:
+        self._directory = Path(directory)
+        self._keep = keep
+        self._written = written
+        self._pending: tuple[Future[Any], int, Path, float] | None = None
+
+    def save(self, state: dict[str, Any], step: int) -> None:
+        """Start writing `state`, the state before step `step`. Returns when the state is copied, not when it is written.
+
+        Called by all ranks of one replica. The previous checkpoint is completed first.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self.wait()
+        hidden = self._directory / f".step-{step}.partial"
+        try:
+            shutil.rmtree(hidden, ignore_errors=True)
+            self._directory.mkdir(parents=True, exist_ok=True)
+            future = dcp.async_save(state, checkpoint_id=str(hidden))
+        except OSError as error:
+            raise _unwritable(self._directory, error) from error
+        assert not isinstance(future, dict)
+        self._pending = (future, step, hidden, time.perf_counter())  # type: ignore[assignment]
+
+    def poll(self) -> None:
+        """Complete the pending checkpoint if it is written by now."""
+        if self._pending is not None and self._pending[0].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Complete the pending checkpoint.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        if self._pending is None:
+            return
+        future, step, hidden, begun = self._pending
+        self._pending = None
+        try:
+            future.result()
+            final = self._directory / f"step-{step}"
+            shutil.rmtree(final, ignore_errors=True)
+            hidden.rename(final)
+        except Exception as error:  # noqa: BLE001 - torch wraps what the file system says in its own exceptions
+            raise _unwritable(self._directory, error) from error
+        if self._written is not None:
+            self._written(step, final, time.perf_counter() - begun)
+        self._drop_old()
+
+    def load(self, state: dict[str, Any], path: Path) -> None:
+        """Fill `state` in place from the checkpoint at `path`.
+
+        Raises:
+            CheckpointError: it is damaged or does not fit.
+        """
+        try:
+            dcp.load(state, checkpoint_id=str(path))
+        except Exception as error:  # noqa: BLE001
+            message = f"the checkpoint {path} cannot be resumed from ({_first_line(error)}): is it from the same model?"
+            raise CheckpointError(message) from error
+
+    def _drop_old(self) -> None:
+        complete = sorted(
+            (int(match[1]), path)
+            for path in self._directory.glob("step-*")
+            if (match := _NAME.fullmatch(path.name))
+        )
+        for _, path in complete[: -self._keep]:
+            shutil.rmtree(path, ignore_errors=True)
+            _log.debug("dropped checkpoint %s", path)
+
+
+def _unwritable(directory: Path, error: BaseException) -> CheckpointError:
+    return CheckpointError(f"no checkpoint can be written in {directory} ({_first_line(error)})")
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

@@ -1,0 +1,125 @@
+"""Finished gradients of `DistributedDataParallel`, one rank a replica (ReCoVer, appendix C, path 1).
+
+DDP runs over a process group of this rank alone, so nothing of it crosses a replica: no store that dies with rank 0, no
+barrier, no re-bucketing that has to be agreed on. What is used of it is its bucketing and its hook in backward, through
+which each bucket's reduction across replicas starts while earlier layers still compute. The hook gives DDP its own
+buffer back: to DDP the gradients are this replica's sums, and the sums over the replicas are the transaction's.
+"""
+
+# No `from __future__ import annotations`: DDP compares the hook's annotations with classes.
+import inspect
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["DDPGradients", "own_world"]
+
+
+def own_world(*, device: torch.device | None = None) -> dist.ProcessGroup:
+    """Make this rank a torch.distributed world of its own, and return its group.
+
+    Raises:
+        RuntimeError: torch.distributed is initialised already.
+    """
+    backend = "nccl" if device is not None and device.type == "cuda" else "gloo"
+    store = dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timedelta(minutes=5))
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+class DDPGradients:
+    """A module in DDP, and the buckets of its gradients; a `grad_txn.gradients.Gradients`.
+
+    Args:
+        module: the model, its parameters equal on all replicas.
+        group: a process group of this rank alone (`own_world`).
+        bucket_mb: DDP's bucket size, in MiB.
+
+    Attributes:
+        model: what to call instead of `module`.
+    """
+
+    def __init__(self, module: nn.Module, *, group: dist.ProcessGroup, bucket_mb: float = 25.0) -> None:
+        # torch 2.13 renamed the switch: buffers are this replica's own.
+        renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+        self.model = DistributedDataParallel(
+            module,
+            process_group=group,
+            bucket_cap_mb=bucket_mb,
+            gradient_as_bucket_view=True,
+            init_sync=False,
+            **{"forward_sync_buffers" if renamed else "broadcast_buffers": False},
+        )
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._ready: Callable[[int], None] | None = None
+        self._buckets: dict[int, Tensor] = {}
+        self.model.register_comm_hook(None, self._hook)
+        self._settle_buckets(module)
+
+    @property
+    def buckets(self) -> Sequence[Tensor]:
+        """One flat tensor a DDP bucket, in the order in which backward fills them."""
+        return [self._buckets[index] for index in range(len(self._buckets))]
+
+    def begin_microbatch(self, *, last: bool, ready: Callable[[int], None]) -> None:
+        """Prepare the next forward and backward; with `last`, `ready(index)` is called from within backward."""
+        # What DDP.no_sync() does; it is read in forward, so it is set before.
+        self.model.require_backward_grad_sync = last
+        self._ready = ready
+
+    def end_microbatch(self) -> None:
+        """Nothing is left: every bucket was told during backward."""
+
+    def zero(self) -> None:
+        """Set the gradients to zero, in place: they stay views of the buckets."""
+        for bucket in self._buckets.values():
+            bucket.zero_()
+
+    def clip(self, max_norm: float | None) -> float:
+        """Return the global norm of the gradients; scale them down to `max_norm` if given."""
+        norm = torch.nn.utils.get_total_norm(self.buckets)
+        if max_norm is not None:
+            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+            for bucket in self._buckets.values():
+                bucket.mul_(scale)
+        return float(norm)
+
+    def _hook(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        index = bucket.index()
+        self._buckets.setdefault(index, bucket.buffer())
+        if self._ready is not None:
+            self._ready(index)
+        done: torch.futures.Future[Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    def _settle_buckets(self, module: nn.Module) -> None:
+        """Let DDP form its final buckets now, the same on every replica.
+
+        DDP regroups its buckets after the first backward, in the order the gradients arrived in, and replicas that run
+        different numbers of forwards would then disagree. So it sees a first backward here, of a graph in which every
+        parameter's gradient is zero and arrives in reverse order of registration (as in a real one, nearly), and a
+        second one, in which it regroups.
+        """
+        forward = module.forward
+        parameters = self._parameters
+
+        def touch_all() -> Tensor:
+            total = torch.zeros((), device=parameters[0].device, dtype=parameters[0].dtype)
+            for parameter in parameters:
+                total = total + parameter.reshape(-1)[0] * 0.0
+            return total
+
+        try:
+            module.forward = touch_all  # type: ignore[method-assign]
+            for _ in range(2):
+                self._buckets.clear()
+                self.model().backward()
+        finally:
+            module.forward = forward  # type: ignore[method-assign]
