@@ -24,8 +24,7 @@ void register_runtime(py::module_& module) {
   module.def("finalized", &finalized);
   module.def("thread_multiple", &thread_multiple);
   module.def("cuda_aware", &cuda_aware);
-  module.def("leave", &leave, py::arg("code"), py::arg("finalize"), py::arg("seconds"),
-             py::call_guard<py::gil_scoped_release>());
+  module.def("finalize", &finalize, py::arg("code"), py::arg("seconds"), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace ulfm

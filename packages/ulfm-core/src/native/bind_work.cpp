@@ -4,6 +4,11 @@
 namespace py = pybind11;
 
 namespace ulfm {
+namespace {
+
+constexpr double signal_poll_seconds = 0.1;
+
+}  // namespace
 
 void register_work(py::module_& module) {
   py::enum_<Outcome>(module, "Outcome")
@@ -15,7 +20,19 @@ void register_work(py::module_& module) {
   py::class_<Work, std::shared_ptr<Work>>(module, "Work")
       .def_property_readonly("name", &Work::name)
       .def("done", &Work::done)
-      .def("wait", &Work::wait, py::call_guard<py::gil_scoped_release>())
+      // Comes back to Python now and then, so that its signal handlers run (Ctrl-C, a scheduler's warning).
+      .def("wait",
+           [](Work& self) {
+             for (bool ended = false; !ended;) {
+               {
+                 const py::gil_scoped_release release;
+                 ended = self.wait_for(signal_poll_seconds);
+               }
+               if (!ended && PyErr_CheckSignals() != 0) throw py::error_already_set();
+             }
+             self.release();
+             return self.outcome();
+           })
       .def("wait_for", &Work::wait_for, py::arg("seconds"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("outcome", &Work::outcome)
       .def_property_readonly("error_class", &Work::error_class)

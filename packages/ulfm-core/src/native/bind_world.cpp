@@ -16,6 +16,14 @@ namespace {
 
 using Among = std::shared_ptr<Subgroup>;
 
+// Ending a world waits for its threads, which may need Python's lock to end.
+struct DeletedWithoutGil {
+  void operator()(World* world) const {
+    const py::gil_scoped_release release;
+    delete world;
+  }
+};
+
 void require_same_shape(const Buffer& in, const Buffer& out, std::size_t times) {
   if (in.dtype == out.dtype && in.count * times == out.count && (in.device == nullptr) == (out.device == nullptr)) return;
   throw py::value_error("source has " + std::to_string(in.count) + " elements of " + name_of(in.dtype) +
@@ -40,6 +48,15 @@ struct Pair {
   Buffer out;
 };
 
+void require_apart(const Buffer& in, const Buffer& out) {
+  const auto* source = static_cast<const char*>(in.data);
+  const auto* destination = static_cast<const char*>(out.data);
+  if (in.data == out.data && in.count == out.count) return;  // in place
+  if (source < destination + out.bytes() && destination < source + in.bytes()) {
+    throw py::value_error("source and destination overlap: pass the same buffer, or two that are apart");
+  }
+}
+
 std::shared_ptr<Work> submit_all_reduce(World& world, const py::object& source, const py::object& destination, Op op,
                                         bool contribute, Among among) {
   if (!contribute && op != Op::sum) throw py::value_error("only a sum can be joined without contributing");
@@ -47,6 +64,7 @@ std::shared_ptr<Work> submit_all_reduce(World& world, const py::object& source, 
   const Buffer& out = pair->out = buffer_of(destination, "destination", true);
   const Buffer& in = pair->in = source.is(destination) ? out : buffer_of(source, "source", false);
   require_same_shape(in, out, 1);
+  require_apart(in, out);
   const auto task = [&in, &out, op, contribute](Ring& ring) {
     if (out.device != nullptr) return all_reduce(ring, op, out.dtype, in.span(), out.span(), out.count, contribute);
     all_reduce(ring, op, out.dtype, contribute ? in.data : nullptr, out.data, out.count);
@@ -72,6 +90,7 @@ std::shared_ptr<Work> submit_all_gather(World& world, const py::object& source, 
   const Buffer& in = pair->in = buffer_of(source, "source", false);
   const Buffer& out = pair->out = buffer_of(destination, "destination", true);
   require_same_shape(in, out, size_of(world, among));
+  require_apart(in, out);
   const auto task = [&in, &out](Ring& ring) {
     if (out.device != nullptr) return all_gather(ring, in.span(), out.span(), in.bytes());
     all_gather(ring, in.data, out.data, in.bytes());
@@ -96,7 +115,8 @@ void register_world(py::module_& module) {
 
   py::class_<Agreement, std::shared_ptr<Agreement>>(module, "Agreement")
       .def_readonly("all_alive", &Agreement::all_alive)
-      .def_readonly("flag", &Agreement::flag);
+      .def_readonly("flag", &Agreement::flag)
+      .def_readonly("all_leave", &Agreement::all_leave);
 
   py::class_<Repair, std::shared_ptr<Repair>>(module, "Repair")
       .def_readonly("epoch", &Repair::epoch)
@@ -121,12 +141,12 @@ void register_world(py::module_& module) {
       .def(py::init<std::vector<int>>(), py::arg("ranks"))
       .def_property_readonly("ranks", &Subgroup::ranks);
 
-  py::class_<World>(module, "World")
+  py::class_<World, std::unique_ptr<World, DeletedWithoutGil>>(module, "World")
       .def(py::init([](std::uintptr_t handle, int replica_size, Detection detection, double wait_limit,
                        double recovery_limit) {
              const py::gil_scoped_release release;
-             return std::make_unique<World>(reinterpret_cast<MPI_Comm>(handle), replica_size, detection,
-                                            Limits{wait_limit, recovery_limit});
+             return std::unique_ptr<World, DeletedWithoutGil>(new World(reinterpret_cast<MPI_Comm>(handle), replica_size,
+                                                                        detection, Limits{wait_limit, recovery_limit}));
            }),
            py::arg("handle"), py::kw_only(), py::arg("replica_size"), py::arg("detection"), py::arg("wait_limit"),
            py::arg("recovery_limit"))
@@ -145,7 +165,7 @@ void register_world(py::module_& module) {
       .def_property_readonly("group_handle",
                              [](const World& self) { return reinterpret_cast<std::uintptr_t>(self.group_handle()); })
       .def("known_failed", &World::known_failed, Release())
-      .def("quiesce", &World::quiesce)
+      .def("quiesce", &World::quiesce, Release())
       .def("all_reduce", &submit_all_reduce, py::arg("source"), py::arg("destination"), py::kw_only(), py::arg("op"),
            py::arg("contribute"), py::arg("among"))
       .def("broadcast", &submit_broadcast, py::arg("buffer"), py::kw_only(), py::arg("root"), py::arg("among"))
@@ -159,11 +179,11 @@ void register_world(py::module_& module) {
           py::kw_only(), py::arg("among"), Release())
       .def(
           "agree",
-          [](World& self, bool flag) {
+          [](World& self, bool flag, bool leaving) {
             auto result = std::make_shared<Agreement>();
-            return std::make_pair(self.agree(flag, result), result);
+            return std::make_pair(self.agree(flag, leaving, result), result);
           },
-          py::arg("flag"), Release())
+          py::arg("flag"), py::kw_only(), py::arg("leaving"), Release())
       .def(
           "repair",
           [](World& self, std::vector<std::int64_t> record) {

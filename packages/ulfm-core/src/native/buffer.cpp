@@ -120,6 +120,9 @@ Buffer from_dlpack(const py::object& object, const char* role) {
   // With a stream, the producer makes that stream wait for what it has enqueued.
   const py::capsule capsule = device == nullptr ? object.attr("__dlpack__")()
                                                 : object.attr("__dlpack__")(py::arg("stream") = device->arrivals());
+  if (std::string(capsule.name() == nullptr ? "" : capsule.name()) != "dltensor") {
+    refuse(role, "its __dlpack__() returned no fresh 'dltensor' capsule");
+  }
   auto* managed = capsule.get_pointer<DLManagedTensor>();
   const DLTensor& tensor = managed->dl_tensor;
   if (!contiguous(tensor)) throw py::value_error(std::string(role) + ": not contiguous; pass .contiguous()");

@@ -34,8 +34,9 @@ void Engine::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-std::shared_ptr<Work> Engine::submit(std::string name, double limit, std::function<Outcome()> task) {
-  auto work = std::make_shared<Work>(std::move(name));
+std::shared_ptr<Work> Engine::submit(std::string name, double limit, std::function<Outcome()> task,
+                                     std::shared_ptr<void> keep) {
+  auto work = std::make_shared<Work>(std::move(name), std::move(keep));
   {
     const std::lock_guard lock(mutex_);
     if (stopping_) throw std::runtime_error("the communication thread has stopped: this process is leaving");
@@ -46,6 +47,7 @@ std::shared_ptr<Work> Engine::submit(std::string name, double limit, std::functi
 }
 
 void Engine::run() {
+  Work::this_thread_communicates();
   prctl(PR_SET_TIMERSLACK, timer_slack_ns, 0, 0, 0);
   std::unique_lock lock(mutex_);
   while (!stopping_ || !queue_.empty()) {
@@ -61,7 +63,7 @@ void Engine::run() {
     queue_.pop_front();
     lock.unlock();
     execute(entry);
-    entry = Entry{};  // the task's buffers are released here, not while the lock is held
+    entry = Entry{};  // may be the last to hold the operation and its buffers: not while the lock is held
     lock.lock();
   }
 }
@@ -78,14 +80,14 @@ void Engine::execute(Entry& entry) {
   } catch (const Fault& fault) {
     error_class = fault.error_class();
     message = fault.what();
-    if (on_fault) on_fault();
   } catch (const std::exception& error) {
     message = error.what();
     fatal = true;
   }
-  guard_.end_operation();
+  if (outcome == Outcome::failed && on_failure) on_failure();
   entry.task = nullptr;
   entry.work->finish(outcome, error_class, std::move(message), fatal);
+  guard_.end_operation();  // callbacks count: one that blocks would hold up everything after it
 }
 
 }  // namespace ulfm

@@ -21,13 +21,14 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Runs `task` after everything submitted before it. What it throws becomes the outcome: Fault is a failure (and is
-  // told to `on_fault` first), anything else a fatal error. `limit` in seconds bounds it (0: no bound).
-  std::shared_ptr<Work> submit(std::string name, double limit, std::function<Outcome()> task);
+  // Runs `task` after everything submitted before it. What it throws becomes the outcome: Fault is a failure, anything
+  // else a fatal error; `on_failure` hears of both first. `limit` in seconds bounds it (0: no bound).
+  std::shared_ptr<Work> submit(std::string name, double limit, std::function<Outcome()> task,
+                               std::shared_ptr<void> keep = nullptr);
   void stop();
 
-  // Called on the communication thread right after a task threw Fault.
-  std::function<void()> on_fault;
+  // Called on the communication thread right after a task threw.
+  std::function<void()> on_failure;
 
  private:
   struct Entry {

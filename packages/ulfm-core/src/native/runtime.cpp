@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 
 #include "mpi_ulfm.hpp"
@@ -41,16 +43,15 @@ bool cuda_aware() {
 #endif
 }
 
-void leave(int code, bool finalize, double seconds) {
-  if (finalize && initialized() && !finalized()) {
-    // After a failure MPI_Finalize may hang; this thread is then the way out.
-    std::thread([code, seconds] {
-      std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-      _exit(code);
-    }).detach();
-    MPI_Finalize();
-  }
-  _exit(code);
+void finalize(int code, double seconds) {
+  if (!initialized() || finalized()) return;
+  const auto done = std::make_shared<std::atomic<bool>>(false);
+  std::thread([code, seconds, done] {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    if (!done->load()) _exit(code);
+  }).detach();
+  MPI_Finalize();
+  done->store(true);
 }
 
 }  // namespace ulfm

@@ -12,7 +12,7 @@ bool thread_multiple();
 // Whether MPI takes CUDA device memory.
 bool cuda_aware();
 
-// Finalizes MPI if asked to, for at most `seconds`, then ends the process with `code`, running nothing else.
-[[noreturn]] void leave(int code, bool finalize, double seconds);
+// Finalizes MPI. After a failure that may hang: past `seconds` the process ends with `code`.
+void finalize(int code, double seconds);
 
 }  // namespace ulfm

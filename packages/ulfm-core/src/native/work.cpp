@@ -1,6 +1,21 @@
 #include "work.hpp"
 
+#include <stdexcept>
+
 namespace ulfm {
+namespace {
+
+thread_local bool communicates = false;
+
+void refuse_to_wait_for_itself() {
+  if (communicates) {
+    throw std::logic_error("waiting on the communication thread: a callback must not wait for an operation");
+  }
+}
+
+}  // namespace
+
+void Work::this_thread_communicates() noexcept { communicates = true; }
 
 bool Work::done() const {
   const std::lock_guard lock(mutex_);
@@ -8,15 +23,23 @@ bool Work::done() const {
 }
 
 Outcome Work::wait() {
+  refuse_to_wait_for_itself();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return outcome_ != Outcome::pending; });
   return outcome_;
 }
 
 bool Work::wait_for(double seconds) {
+  refuse_to_wait_for_itself();
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, std::chrono::duration<double>(seconds),
                            [this] { return outcome_ != Outcome::pending; });
+}
+
+void Work::release() {
+  std::shared_ptr<void> dropped;
+  const std::lock_guard lock(mutex_);
+  if (outcome_ != Outcome::pending) dropped.swap(keep_);
 }
 
 Outcome Work::outcome() const {

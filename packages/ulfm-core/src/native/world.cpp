@@ -26,6 +26,20 @@ class Stopwatch {
 
 void return_errors(MPI_Comm comm) { check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "set error handler"); }
 
+// Of a table with a row for each of `alive`, the rows of `members`.
+std::vector<std::int64_t> rows_of(const std::vector<std::int64_t>& table, std::size_t width,
+                                  const std::vector<int>& alive, const std::vector<int>& members) {
+  std::vector<std::int64_t> rows;
+  rows.reserve(members.size() * width);
+  auto row = table.begin();
+  for (const int rank : alive) {
+    const auto next = row + static_cast<std::ptrdiff_t>(width);
+    if (std::binary_search(members.begin(), members.end(), rank)) rows.insert(rows.end(), row, next);
+    row = next;
+  }
+  return rows;
+}
+
 }  // namespace
 
 World::World(MPI_Comm initial, int replica_size, Detection detection, Limits limits)
@@ -43,18 +57,14 @@ World::World(MPI_Comm initial, int replica_size, Detection detection, Limits lim
                                                  std::to_string(replica) + ", position " + std::to_string(position) +
                                                  ")");
   engine_ = std::make_unique<Engine>(*guard_);
-  // Whoever sees a failure tells the others of its group, or they would wait for this rank's next message for ever.
-  engine_->on_failure = [this] {
-    quiesced_.store(true);
-    const MPI_Comm group = group_handle();
-    if (group != MPI_COMM_NULL) MPIX_Comm_revoke(group);
-  };
+  engine_->on_failure = [this] { quiesce(); };
 
-  const auto set_up = engine_->submit("set-up", limits_.recovery, [this, replica, position] {
+  const auto set_up = engine_->submit("set-up", limits_.wait, [this, replica, position] {
     MPI_Comm world = MPI_COMM_NULL;
     MPI_Comm group = MPI_COMM_NULL;
     check(MPI_Comm_dup(initial_, &world), "duplicate the world");
     return_errors(world);
+    require_equal_settings(world);
     if (replica_size_ == 1) {
       group = world;
     } else {
@@ -78,8 +88,36 @@ World::World(MPI_Comm initial, int replica_size, Detection detection, Limits lim
 World::~World() { stop(); }
 
 void World::stop() {
+  if (getpid() != owner_) {
+    engine_.release();  // NOLINT: there is no thread to end, only the memory of one
+    guard_.release();   // NOLINT
+    return;
+  }
   if (engine_) engine_->stop();
   if (guard_) guard_->stop();
+}
+
+void World::quiesce() noexcept {
+  quiesced_.store(true);
+  const MPI_Comm group = group_handle();
+  const MPI_Comm world = world_handle();  // where the subgroups are
+  if (group != MPI_COMM_NULL) MPIX_Comm_revoke(group);
+  if (world != MPI_COMM_NULL && world != group) MPIX_Comm_revoke(world);
+}
+
+// Ranks that disagree about these would wait for each other in different operations.
+void World::require_equal_settings(MPI_Comm comm) const {
+  Ring ring = ring_of(comm);
+  const std::int64_t mine[] = {replica_size_, static_cast<std::int64_t>(detection_)};
+  std::int64_t least[2];
+  std::int64_t most[2];
+  ulfm::all_reduce(ring, Op::min, DType::i64, mine, least, 2);
+  ulfm::all_reduce(ring, Op::max, DType::i64, mine, most, 2);
+  if (least[0] != most[0]) {
+    throw std::invalid_argument("ranks were given different replica sizes, " + std::to_string(least[0]) + " to " +
+                                std::to_string(most[0]) + ": give all the same");
+  }
+  if (least[1] != most[1]) throw std::invalid_argument("ranks were given different detection modes: give all the same");
 }
 
 std::int64_t World::epoch() const {
@@ -170,7 +208,9 @@ std::shared_ptr<Work> World::collective(std::string name, std::shared_ptr<Subgro
     if (among == nullptr) {
       over_group(task);
     } else {
-      over_subgroup(*among, task);
+      // Without a communicator of its own there is nothing to agree on first: failures surface from the operation
+      // itself, in both detection modes.
+      task(among->ring(world_handle(), members(), epoch(), rank_));
     }
     return Outcome::ok;
   };
@@ -194,19 +234,6 @@ void World::over_group(const std::function<void(Ring&)>& task) {
   group_.sequence = ring.sequence;
 }
 
-// Without a communicator of its own there is nothing to agree on first: failures surface from the operation itself, in
-// both detection modes.
-void World::over_subgroup(Subgroup& among, const std::function<void(Ring&)>& task) {
-  Ring& ring = among.ring(world_handle(), members(), epoch(), rank_);
-  try {
-    task(ring);
-  } catch (const std::exception&) {
-    // The communicator is the world's, which `on_failure` leaves alone when the groups have their own.
-    MPIX_Comm_revoke(ring.comm);
-    throw;
-  }
-}
-
 std::shared_ptr<Work> World::run(std::string name, std::function<void()> task) {
   return engine_->submit(std::move(name), limits_.wait, [task = std::move(task)] {
     task();
@@ -216,8 +243,9 @@ std::shared_ptr<Work> World::run(std::string name, std::function<void()> task) {
 
 // ---------------------------------------------------------------------------------------------------- detect
 
-bool World::agree_on(MPI_Comm comm, bool* flag, const char* operation) {
-  int value = *flag ? 1 : 0;
+// `flags` becomes the AND, bit by bit. False when somebody is dead.
+bool World::agree_on(MPI_Comm comm, unsigned* flags, const char* operation) {
+  int value = static_cast<int>(*flags);
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPIX_Comm_iagree(comm, &value, &request), operation);
   bool all_alive = true;
@@ -226,14 +254,25 @@ bool World::agree_on(MPI_Comm comm, bool* flag, const char* operation) {
   } catch (const Fault&) {
     all_alive = false;
   }
-  *flag = value != 0;
+  *flags = static_cast<unsigned>(value);
   return all_alive;
 }
 
-std::shared_ptr<Work> World::agree(bool flag, std::shared_ptr<Agreement> result) {
-  return engine_->submit("agreement", limits_.wait, [this, flag, result = std::move(result)] {
-    result->flag = flag;
-    result->all_alive = agree_on(world_handle(), &result->flag, "agreement");
+bool World::agree_on(MPI_Comm comm, bool* flag, const char* operation) {
+  unsigned flags = *flag ? 1U : 0U;
+  const bool all_alive = agree_on(comm, &flags, operation);
+  *flag = flags != 0U;
+  return all_alive;
+}
+
+std::shared_ptr<Work> World::agree(bool flag, bool leaving, std::shared_ptr<Agreement> result) {
+  constexpr unsigned flag_bit = 1U;
+  constexpr unsigned leaving_bit = 2U;
+  return engine_->submit("agreement", limits_.wait, [=, result = std::move(result)] {
+    unsigned flags = (flag ? flag_bit : 0U) | (leaving ? leaving_bit : 0U);
+    result->all_alive = agree_on(world_handle(), &flags, "agreement");
+    result->flag = (flags & flag_bit) != 0U;
+    result->all_leave = (flags & leaving_bit) != 0U;
     return Outcome::ok;
   });
 }
@@ -292,36 +331,36 @@ bool World::attempt(MPI_Comm broken, const std::vector<std::int64_t>& record, Re
   const std::vector<int> members = unbroken(alive);
   const bool condemned = std::find(members.begin(), members.end(), rank_) == members.end();
   bool complete = true;
+  // All of it in `survivors`, the condemned included: whoever sees a failure can then wake the others by revoking what
+  // everyone is known to have, and never a communicator that some are still creating.
   try {
     phase("split", round);
-    if (members.size() == alive.size()) {
-      world = survivors;
-    } else {
+    world = survivors;
+    if (members.size() != alive.size()) {
       check(MPI_Comm_split(survivors, condemned ? MPI_UNDEFINED : 0, rank_, &world), "split off the condemned");
       if (!condemned) return_errors(world);
     }
-    if (!condemned) {
-      group = world;
-      if (replica_size_ > 1) {
-        check(MPI_Comm_split(world, rank_ % replica_size_, rank_ / replica_size_, &group), "split by position");
-        return_errors(group);
-      }
+    group = world;
+    if (replica_size_ > 1) {
+      const int position = condemned ? MPI_UNDEFINED : rank_ % replica_size_;
+      check(MPI_Comm_split(survivors, position, rank_ / replica_size_, &group), "split by position");
+      if (!condemned) return_errors(group);
     }
     result->repair_seconds += watch.lap();
     phase("record", round);
-    if (!condemned) {
-      Ring ring = ring_of(world);
-      std::vector<std::int64_t> table(record.size() * members.size(), 0);
-      const std::size_t row = static_cast<std::size_t>(ring.rank) * record.size();
-      std::copy(record.begin(), record.end(), table.begin() + static_cast<std::ptrdiff_t>(row));
-      ulfm::all_reduce(ring, Op::sum, DType::i64, table.data(), table.data(), table.size());
-      result->records = std::move(table);
-    }
+    Ring ring = ring_of(survivors);
+    std::vector<std::int64_t> table(record.size() * alive.size(), 0);
+    const std::size_t row = static_cast<std::size_t>(ring.rank) * record.size();
+    std::copy(record.begin(), record.end(), table.begin() + static_cast<std::ptrdiff_t>(row));
+    ulfm::all_reduce(ring, Op::sum, DType::i64, table.data(), table.data(), table.size());
+    result->records = rows_of(table, record.size(), alive, members);
   } catch (const Fault&) {
     // Others may sit in the split or in the record and wait for this rank: wake them. Allowed since the fence passed.
     complete = false;
     MPIX_Comm_revoke(survivors);
-    if (world != MPI_COMM_NULL && world != survivors) MPIX_Comm_revoke(world);
+  } catch (const MpiError&) {
+    MPIX_Comm_revoke(survivors);  // this rank is about to leave: the others go round without it
+    throw;
   }
   flag = complete;
   const bool all_alive = agree_on(survivors, &flag, "close the repair");

@@ -1,6 +1,8 @@
 // A communicator that survives: the paper's four phases, detect / repair / record / reduce.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -21,6 +23,7 @@ namespace ulfm {
 struct Agreement {
   bool all_alive = false;  // nobody has died since the world was last repaired
   bool flag = false;       // the AND of the flags of everyone who took part
+  bool all_leave = false;  // all of them are leaving the job
 };
 
 // What a repair left every survivor with. Everything but the timings is equal on all of them.
@@ -62,7 +65,9 @@ class World {
   int group_size() const;
   Guard& guard() noexcept { return *guard_; }
   bool quiesced() const noexcept { return quiesced_.load(); }
-  void quiesce() noexcept { quiesced_.store(true); }
+  // A failure is known: skip what is queued, and make the collectives of the others fail as well, who would wait for
+  // this rank's part for ever.
+  void quiesce() noexcept;
   Detection detection() const noexcept { return detection_; }
 
   // --- Reduce: over the cross-replica group of this position, or over `among` (this rank is one of it). `task` runs
@@ -73,11 +78,11 @@ class World {
   std::shared_ptr<Work> run(std::string name, std::function<void()> task);
 
   // --- Detect: over the whole world.
-  std::shared_ptr<Work> agree(bool flag, std::shared_ptr<Agreement> result);
+  std::shared_ptr<Work> agree(bool flag, bool leaving, std::shared_ptr<Agreement> result);
   // --- Repair and record: over the whole world, after an agreement that did not pass.
   std::shared_ptr<Work> repair(std::vector<std::int64_t> record, std::shared_ptr<Repair> result);
 
-  // Ends the threads. With `finalize`, also MPI, within `seconds` or not at all.
+  // Ends the threads, once what is queued has been done.
   void stop();
 
   // Called on the communication thread at the start of each phase of a repair ("revoke", "shrink", "fence", "split",
@@ -86,7 +91,7 @@ class World {
 
  private:
   void over_group(const std::function<void(Ring&)>& task);
-  void over_subgroup(Subgroup& among, const std::function<void(Ring&)>& task);
+  bool agree_on(MPI_Comm comm, unsigned* flags, const char* operation);
   bool agree_on(MPI_Comm comm, bool* flag, const char* operation);
   bool attempt(MPI_Comm broken, const std::vector<std::int64_t>& record, Repair* result, MPI_Comm* next);
   void phase(const char* name, int round);
@@ -94,6 +99,7 @@ class World {
   Ring ring_of(MPI_Comm comm) const;
   std::vector<int> initial_ranks_of(MPI_Comm comm) const;
   std::vector<int> unbroken(const std::vector<int>& alive) const;
+  void require_equal_settings(MPI_Comm comm) const;
   void adopt(MPI_Comm world, MPI_Comm group, std::vector<int> members);
 
   const MPI_Comm initial_;
@@ -110,6 +116,7 @@ class World {
   std::int64_t epoch_ = 0;
   std::atomic<bool> quiesced_{false};
 
+  const pid_t owner_ = getpid();  // a forked child has this object but not the threads
   std::unique_ptr<Guard> guard_;
   std::unique_ptr<Engine> engine_;
 };

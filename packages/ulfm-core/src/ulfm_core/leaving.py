@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
@@ -26,6 +27,7 @@ FINALIZE_SECONDS = 5.0
 UNCAUGHT_EXCEPTION = 1
 
 _world: World | None = None
+_owner = 0  # the process that is the rank
 _code_at_exit = 0
 
 
@@ -38,30 +40,38 @@ def leave(code: int = 0) -> NoReturn:
 
     Collective over the survivors when `code` is 0. Never returns.
     """
-    say_farewell(code)
+    if not _forked():  # a forked child is not the rank, and has none of its threads
+        say_farewell(code)
+    _flush()
+    logging.shutdown()
+    if code == 0 and not _forked():
+        _part(code)
+    os._exit(code)
+
+
+def _part(code: int) -> bool:
+    """Part from the other survivors and from MPI; False if our threads are still at it."""
+    if _world is None:
+        return True
+    ended, together = _world._leave(AGREE_SECONDS)  # noqa: SLF001 - the two modules are one concept
+    if together:  # else finalizing would only hold up those who go on: to them, this is a death
+        from ulfm_core import _core  # it needs MPI, which only init() loads
+
+        _core.finalize(code, FINALIZE_SECONDS)
+    return ended
+
+
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    logging.shutdown()
-    world = _world
-    if world is None or code != 0:
-        _exit_now(code)
-    world._leave(AGREE_SECONDS)  # noqa: SLF001 - the two modules are one concept, split for size
-    from ulfm_core import _core  # noqa: PLC0415 - the native core needs MPI, which only init() loads
-
-    _core.leave(code, True, FINALIZE_SECONDS)
-
-
-def _exit_now(code: int) -> NoReturn:
-    import os  # noqa: PLC0415
-
-    os._exit(code)
 
 
 def register(world: World) -> None:
     """Make `leave()` the way that this process ends. Called by `init()`."""
-    global _world  # noqa: PLW0603 - one process is one rank of one job
+    global _world, _owner  # noqa: PLW0603 - one process is one rank of one job
     _world = world
+    _owner = os.getpid()
     previous = sys.excepthook
 
     def remember(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -75,7 +85,18 @@ def register(world: World) -> None:
 
 def leave_at_exit() -> None:
     """The exit function that `register()` adds. `ulfmrun` removes it, to run the others first."""
-    leave(_code_at_exit)
+    if _forked():
+        return
+    if _code_at_exit:
+        leave(_code_at_exit)
+    # Python does not say here with which code it is about to end (`sys.exit(3)`), so it has to do that itself.
+    _flush()
+    if not _part(_code_at_exit):
+        os._exit(_code_at_exit)
+
+
+def _forked() -> bool:
+    return _world is not None and os.getpid() != _owner
 
 
 def in_world() -> bool:

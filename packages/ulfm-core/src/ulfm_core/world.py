@@ -174,6 +174,7 @@ class World:
 
     def __init__(self, native: Any) -> None:
         self._native = native
+        self._condemned = False
 
     def __repr__(self) -> str:
         return f"<World rank {self.rank} of {self.initial_size}, epoch {self.epoch}, {len(self.members)} alive>"
@@ -272,6 +273,9 @@ class World:
             ValueError: not contiguous, or the two do not match.
             UlfmError: CUDA refused a call (device memory).
         """
+        if op != "sum" and not contribute:
+            message = f"contribute=False with op={op!r}: only a sum can be joined without adding to it"
+            raise UsageError(message)
         target = source if destination is None else destination
         return Work(
             self._native.all_reduce(
@@ -349,7 +353,7 @@ class World:
     def agree(self, flag: bool = True) -> Agreement:
         """Learn, with everyone, whether all are alive and all flags are true. Collective over the world."""
         begun = time.perf_counter()
-        work, result = self._native.agree(flag)
+        work, result = self._native.agree(flag, leaving=False)
         Work(work, self).wait()
         return Agreement(
             all_alive=result.all_alive, flag=result.flag, seconds=time.perf_counter() - begun
@@ -371,6 +375,7 @@ class World:
         members = tuple(result.members)
         failed = tuple(sorted(set(before) - set(members)))
         if result.condemned:
+            self._condemned = True
             message = f"replica {self.replica} lost a rank: it is no longer part of the job"
             raise ReplicaCondemnedError(message, failed=failed, epoch=result.epoch)
         return Repair(
@@ -425,12 +430,20 @@ class World:
         finally:
             guard.end_wait()
 
-    def _leave(self, seconds: float) -> None:
+    def _leave(self, seconds: float) -> tuple[bool, bool]:
+        """Part from the others. Returns whether the threads have ended, and whether all others leave as well."""
+        # From here on a peer of the own replica may end before this process does, and that is no failure.
+        self._native.guard.watch([])
+        self._native.guard.set_step_limit(0)
+        if self._condemned:  # nobody would answer
+            return False, False
         # The flag is false: should another rank still be inside a step (it returned from fewer steps, say), its
         # agreement must not pass because this rank is leaving.
-        work, _ = self._native.agree(False)
-        if work.wait_for(seconds):
-            self._native.stop()
+        work, result = self._native.agree(False, leaving=True)
+        if not work.wait_for(seconds):
+            return False, False
+        self._native.stop()
+        return True, result.all_leave
 
 
 def init(
@@ -456,6 +469,7 @@ def init(
         NotLaunchedError: not started by `ulfmrun` or `mpirun`.
         UnsupportedMPIError: the MPI is not Open MPI >= 5 with ULFM, or runs without fault tolerance.
         UsageError: an argument has a value that cannot work.
+        UlfmError: a rank died meanwhile, or the ranks were given different arguments. Start the job again.
     """
     if leaving._world is not None:  # noqa: SLF001
         message = "ulfm_core.init() was called twice: keep the World that the first call returned"
@@ -470,18 +484,26 @@ def init(
     if "OMPI_COMM_WORLD_SIZE" not in os.environ:
         message = "this process is not a rank of an MPI job: start the program with `ulfmrun -n N program.py`"
         raise NotLaunchedError(message)
+    # `mpirun --with-ft ulfm` passes this on; MPI's tool interface would tell too, but initialising it lowers the
+    # thread level of Open MPI 5.0.
+    if os.environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() not in ("1", "true", "yes"):
+        message = "MPI was started without fault tolerance: use ulfmrun, or `mpirun --with-ft ulfm` (ulfm-doctor says more)"
+        raise UnsupportedMPIError(message)
     size = int(os.environ["OMPI_COMM_WORLD_SIZE"])
     if replica_size < 1 or size % replica_size:
         message = f"replica size {replica_size} does not divide the {size} ranks of this job"
         raise UsageError(message)
     core, comm_handle = _load_core()
-    native = core.World(
-        comm_handle,
-        replica_size=replica_size,
-        detection=getattr(core.Detection, detection.upper()),
-        wait_limit=float(wait_limit),
-        recovery_limit=float(recovery_limit),
-    )
+    try:
+        native = core.World(
+            comm_handle,
+            replica_size=replica_size,
+            detection=getattr(core.Detection, detection.upper()),
+            wait_limit=float(wait_limit),
+            recovery_limit=float(recovery_limit),
+        )
+    except RuntimeError as error:
+        raise UlfmError(str(error)) from error
     world = World(native)
     # With one rank a replica nobody else is condemned by a death.
     if replica_size > 1:
@@ -513,11 +535,6 @@ def _load_core() -> tuple[Any, int]:
     except ImportError as error:
         message = f"the native core does not load with this MPI ({error}): reinstall ulfm-core against it"
         raise UnsupportedMPIError(message) from error
-    # `mpirun --with-ft ulfm` passes this on; MPI's tool interface would tell too, but initialising it lowers the
-    # thread level of Open MPI 5.0.
-    if os.environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() not in ("1", "true", "yes"):
-        message = "MPI was started without fault tolerance: use ulfmrun, or `mpirun --with-ft ulfm` (ulfm-doctor says more)"
-        raise UnsupportedMPIError(message)
     if not _core.thread_multiple():
         message = "MPI was initialised without MPI_THREAD_MULTIPLE: let ulfm_core.init() or mpi4py initialise it"
         raise UnsupportedMPIError(message)
