@@ -17,7 +17,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "Observer", "Step"]
 
+_DIED_IN_SET_UP = "a rank died while the job was being set up: start it again"
+
 
 class Observer(Protocol):
     """Somebody who wants to see what happens: a console, a metrics sink. Called with the fields of the log's lines."""
@@ -50,8 +52,8 @@ class Observer(Protocol):
         """A step has committed. Only on the leader of the lowest living replica."""
         ...
 
-    def failure(self, line: Mapping[str, Any]) -> None:
-        """A failure has been decided upon. Only on the leader of the lowest living replica."""
+    def failure(self, line: Mapping[str, Any], *, seconds: float) -> None:
+        """A failure has been decided upon, `seconds` after it was noticed. Only on the leader of the lowest replica."""
         ...
 
 
@@ -77,6 +79,7 @@ class Job:
         policy: who computes what.
         grad_accum: microbatches per replica and step at the start, G_init; B = replicas * grad_accum.
         log: the event log of this rank.
+        replicas: replicas that the run was started with, W_init; as many as there are now by default.
         scheduler: learning-rate scheduler, stepped after the optimizer.
         max_norm: clip gradients to this global norm.
         staging: `no-copy` or `snapshot`, see `StepTransaction`.
@@ -101,6 +104,7 @@ class Job:
         policy: Policy,
         grad_accum: int,
         log: EventLog,
+        replicas: int | None = None,
         scheduler: LRScheduler | None = None,
         max_norm: float | None = None,
         staging: Staging = "no-copy",
@@ -183,9 +187,22 @@ class Job:
                 message = f"step {number} was left before its end: iterate over it until it stops by itself"
                 raise UsageError(message)
 
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Give every replica the values that the lowest one has, in place. Collective over the cross-replica group."""
+        for tensor in tensors:
+            flat = tensor.detach().cpu().contiguous()
+            if self._world.broadcast(flat, root=0).wait().name != "OK":
+                raise DivergenceError(_DIED_IN_SET_UP)
+            tensor.detach().copy_(flat)
+
     def finish(self, parameters: Sequence[Tensor], *, reason: str = "finished") -> None:
-        """Write this rank's last line, with a digest of its parameters. Local."""
+        """Agree that all steps are done and write this rank's last line, with a digest of its parameters.
+
+        Collective over the world: a death in the last step is noticed here.
+        """
         self._world.beat("the end of the job")
+        while self._broken_in is not None or not self._world.agree().all_alive:
+            self._repair(detect_seconds=0.0, microbatch=0, contributed=0)
         self._log.write(
             "exit", code=0, step=self._plan.step - 1, reason=reason, parameters=_digest(parameters)
         )
@@ -200,9 +217,7 @@ class Job:
 
         Collective over the world; before the first step.
         """
-        plan = Plan.from_dict(state["plan"])
-        members = tuple(range(self._world.initial_size // self._world.replica_size))
-        self._plan = plan if plan.members == members else self._policy.advance(plan, members)
+        self._plan = self._laid_out(Plan.from_dict(state["plan"]))
 
     # ------------------------------------------------------------------------------------------- for the step
 
@@ -247,7 +262,9 @@ class Job:
         self._log.write("failure", **line)
         if self.leads:
             for observer in self._observers:
-                observer.failure(line)
+                observer.failure(
+                    line, seconds=detect_seconds + repair.repair_seconds + repair.record_seconds
+                )
         return decision
 
     def _commit(self, loss: float) -> dict[str, object]:
@@ -486,8 +503,7 @@ def _agree_on_start(world: Communicator, buckets: Sequence[Tensor]) -> str:
     mine = torch.tensor([layout, secrets.randbits(62)], dtype=torch.int64)
     gathered = torch.empty(2 * world.group_size, dtype=torch.int64)
     if world.all_gather(mine, gathered).wait().name != "OK":
-        message = "a rank died while the job was being set up: start it again"
-        raise DivergenceError(message)
+        raise DivergenceError(_DIED_IN_SET_UP)
     if not bool((gathered[::2] == layout).all()):
         message = f"the replicas' gradient buckets differ; this one has: {text}. Build the same model everywhere"
         raise DivergenceError(message)

@@ -8,20 +8,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["ByteText", "TextError", "read_text"]
+from integrations_hsdp.options import OptionError
+
+__all__ = ["ByteText", "read_text"]
 
 DEFAULT_TEXT = "pydoc_data.topics"
-
-
-class TextError(ValueError):
-    """A text that cannot be read, or is too short."""
 
 
 def read_text(path: str | None) -> bytes:
     """Return the bytes of a file, or of the English text that ships with CPython.
 
     Raises:
-        TextError: the file cannot be read.
+        OptionError: the file cannot be read.
     """
     if path is None:
         topics: dict[str, str] = importlib.import_module(DEFAULT_TEXT).topics
@@ -30,7 +28,7 @@ def read_text(path: str | None) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         message = f"the text {path!r} cannot be read ({error.strerror}): --text takes a file of any text"
-        raise TextError(message) from error
+        raise OptionError(message) from error
 
 
 class ByteText:
@@ -45,13 +43,13 @@ class ByteText:
         seed: of the draw.
 
     Raises:
-        TextError: the text is shorter than one window.
+        OptionError: the text is shorter than one window.
     """
 
     def __init__(self, text: bytes, *, batch: int, sequence: int, seed: int) -> None:
         if len(text) < sequence + 2:
             message = f"the text has {len(text)} bytes, a window needs {sequence + 2}: give a longer text or a smaller --sequence"
-            raise TextError(message)
+            raise OptionError(message)
         self._tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._batch = batch
         self._sequence = sequence

@@ -1,0 +1,164 @@
+"""The reference program's training: what a training program of one's own needs, in one place."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import ulfm_core
+from grad_txn.checkpoint import Checkpoints, newest
+from grad_txn.errors import CheckpointError
+from grad_txn.events import EventLog
+from grad_txn.job import Job, Observer
+from grad_txn.metrics import MetricsSink
+from grad_txn.schedule import FailureInjector, Schedule
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim.lr_scheduler import LambdaLR
+from workload_policy import policy_named
+
+from integrations_hsdp.console import Console
+from integrations_hsdp.data import ByteText, read_text
+from integrations_hsdp.ddp import DDPGradients, own_world
+from integrations_hsdp.model import Decoder, ModelShape
+from integrations_hsdp.options import OptionError
+
+__all__ = ["train"]
+
+
+def train(options: argparse.Namespace, schedule: Schedule) -> None:
+    """Train as the flags say. Collective over all ranks of the job.
+
+    Raises:
+        OptionError, CheckpointError: the input is wrong; nothing has been trained.
+    """
+    text, shape = _inputs(options)
+    world = ulfm_core.init(
+        detection=options.detection,
+        # Longer than the step limit: a rank that hangs is ended by its own guard, not by those who wait for it.
+        wait_limit=2 * options.step_limit + 60,
+    )
+    world.set_step_limit(options.step_limit)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+
+    torch.manual_seed(options.seed)
+    model = Decoder(shape).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1)
+    scheduler = LambdaLR(optimizer, _warm_up_then_cosine(options.warmup, options.steps))
+    gradients = DDPGradients(model, group=own_world(device=device), bucket_mb=options.bucket_mb)
+    log = EventLog(options.out, world.rank)
+    replicas = int(os.environ.get("ULFM_INITIAL_WORLD_SIZE", world.initial_size))
+    observers: list[Observer] = [Console(replicas=replicas)]
+    if options.tensorboard or options.prometheus:
+        observers.append(
+            MetricsSink(options.out, tensorboard=options.tensorboard, prometheus=options.prometheus)
+        )
+    job = Job(
+        world,
+        gradients,
+        optimizer,
+        policy=policy_named(options.policy),
+        grad_accum=options.grad_accum,
+        replicas=replicas,
+        log=log,
+        scheduler=scheduler,
+        max_norm=options.clip,
+        staging=options.staging,
+        injector=FailureInjector(schedule, world.replica, world.position, log),
+        observers=observers,
+        tokens_per_microbatch=options.batch * options.sequence,
+        about={"seed": options.seed, "detection": options.detection, "device": str(device)},
+    )
+    checkpoints = Checkpoints(
+        options.out / "checkpoints",
+        written=lambda step, path, seconds: log.write("checkpoint", step=step, path=str(path), seconds=seconds),
+    )
+    state = _State(model, optimizer, scheduler, job)
+    source = _source(options)
+    if source is not None:
+        state.load(checkpoints, source)
+    job.share(model.state_dict().values())
+
+    for step in job.steps(options.steps):
+        for microbatch in step:
+            tokens, targets = (part.to(device) for part in text.microbatch(microbatch))
+            step.backward(gradients.model(tokens, targets))
+        if options.checkpoint_every and job.plan.step % options.checkpoint_every == 0 and job.leads:
+            checkpoints.save(state.dict(), job.plan.step)
+        checkpoints.poll()
+    checkpoints.wait()
+    job.finish(list(model.parameters()))
+
+
+def _inputs(options: argparse.Namespace) -> tuple[ByteText, ModelShape]:
+    try:
+        shape = ModelShape(
+            layers=options.layers, width=options.width, heads=options.heads, sequence=options.sequence
+        )
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    text = ByteText(read_text(options.text), batch=options.batch, sequence=options.sequence, seed=options.seed)
+    return text, shape
+
+
+def _source(options: argparse.Namespace) -> Path | None:
+    """The checkpoint to go on from, if any."""
+    restarted = int(os.environ.get("ULFM_RESTART", "0")) > 0
+    if options.resume is None and not restarted:
+        return None
+    directory = Path(options.resume or options.out / "checkpoints")
+    found = newest(directory)
+    if found is not None:
+        return found[1]
+    if options.resume is not None:
+        message = f"no complete checkpoint in {directory}: --resume takes a directory with step-N in it"
+        raise CheckpointError(message)
+    return None  # restarted before the first checkpoint: from the beginning
+
+
+class _State:
+    """What a checkpoint holds."""
+
+    def __init__(self, model: Decoder, optimizer: torch.optim.Optimizer, scheduler: LambdaLR, job: Job) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._job = job
+
+    def dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self._model, self._optimizer)
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            # As text: these are small trees of numbers, not tensors to be sharded.
+            "scheduler": json.dumps(self._scheduler.state_dict()),
+            "job": json.dumps(self._job.state_dict()),
+        }
+
+    def load(self, checkpoints: Checkpoints, path: Path) -> None:
+        state = self.dict()
+        checkpoints.load(state, path)
+        set_state_dict(
+            self._model, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        self._scheduler.load_state_dict(json.loads(state["scheduler"]))
+        self._job.load_state_dict(json.loads(state["job"]))
+
+
+def _warm_up_then_cosine(warmup: int, steps: int) -> Any:
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = (step - warmup) / max(1, steps - warmup)
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+    return factor
