@@ -11,7 +11,9 @@
 namespace ulfm {
 namespace {
 
-constexpr std::size_t segment_bytes = 256 * 1024;
+// Below 192 KiB, from which on Open MPI's tcp transport moves messages by its put protocol: a receiver that has a put to
+// order from a peer that just died crashes (seen in mca_pml_ob1_recv_request_schedule_once).
+constexpr std::size_t segment_bytes = 128 * 1024;
 constexpr std::size_t receive_depth = 4;
 constexpr std::size_t small_message_bytes = 16 * 1024;
 

@@ -36,6 +36,7 @@ void Engine::stop() {
 
 std::shared_ptr<Work> Engine::submit(std::string name, double limit, std::function<Outcome()> task,
                                      std::shared_ptr<void> keep) {
+  if (getpid() != owner_) throw std::runtime_error("a forked child cannot communicate: only the rank itself can");
   auto work = std::make_shared<Work>(std::move(name), std::move(keep));
   {
     const std::lock_guard lock(mutex_);

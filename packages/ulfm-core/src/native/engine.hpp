@@ -1,6 +1,8 @@
 // The communication thread: every MPI call of the process, in one order.
 #pragma once
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -40,6 +42,7 @@ class Engine {
   void execute(Entry& entry);
 
   Guard& guard_;
+  const pid_t owner_ = getpid();
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Entry> queue_;
