@@ -35,6 +35,9 @@ broadcast, all-gather and barrier is built from these: right, but not as fast as
 much as an all-reduce). There is no send, receive or all-to-all. Tensors must be contiguous.
 """
 
+# torch's stubs describe each collective as its callers may spell it, in overloads; torch itself calls one of the forms.
+# mypy: disable-error-code="override, assignment"
+
 from __future__ import annotations
 
 import threading
@@ -158,7 +161,14 @@ class TorchWork(dist.Work):
 
     def _result(self) -> None:
         for work in self._works:
-            work.result()
+            try:
+                work.result()
+            except PeerLostError as error:
+                message = (
+                    f"a peer died (epoch {error.epoch}: {error}); call consensus() of the process "
+                    "group on every survivor to repair it"
+                )
+                raise PeerLostError(message, epoch=error.epoch) from None
         if self._finish_error is not None:
             raise self._finish_error
 
@@ -296,7 +306,9 @@ class ProcessGroupUlfm(dist.ProcessGroup):
         works = [self.world.broadcast(_bytes(t), root=root, among=self._among) for t in tensors]
         return TorchWork(works, tensors)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> TorchWork:  # noqa: A002, ARG002
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> TorchWork:  # noqa: A002, ARG002
         """Gather everyone's input, one after the other, in the output."""
         return TorchWork([self._gather(output, input)], [output])
 
@@ -342,11 +354,19 @@ class ProcessGroupUlfm(dist.ProcessGroup):
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
         """Reduce the lists of inputs, and leave each rank its part (by an all-reduce)."""
         (target,), (parts,) = _listed(outputs), _nested(inputs)
-        return self._reduce_part(target, torch.stack(parts), opts)
+        return self._reduce_part([target], [torch.stack(parts)], opts)
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> TorchWork:  # noqa: A002
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> TorchWork:  # noqa: A002
         """Reduce the inputs, and leave each rank its part (by an all-reduce)."""
-        return self._reduce_part(output, input, opts)
+        return self._reduce_part([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Any, inputs: Any, opts: Any = None
+    ) -> TorchWork:
+        """Do `reduce_scatter_single` for each pair."""
+        return self._reduce_part(list(outputs), list(inputs), opts)
 
     def barrier(self, opts: Any = None) -> TorchWork:  # noqa: ARG002
         """Done when every member has come here."""
@@ -356,6 +376,7 @@ class ProcessGroupUlfm(dist.ProcessGroup):
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _refuse(self, operation: str) -> NoReturn:
         message = f"the ulfm backend has no {operation}: use a gloo or NCCL group for it"
@@ -406,19 +427,23 @@ class ProcessGroupUlfm(dist.ProcessGroup):
         works, average = self._reductions(tensors, tensors, opts)
         return TorchWork(works, tensors, average if _operation(opts, tensors)[1] else None)
 
-    def _reduce_part(self, target: torch.Tensor, given: torch.Tensor, opts: Any) -> TorchWork:
+    def _reduce_part(
+        self, targets: list[torch.Tensor], given: list[torch.Tensor], opts: Any
+    ) -> TorchWork:
         size, rank = self.size(), self.rank()
-        if given.numel() != target.numel() * size:
-            message = f"{given.numel()} elements do not make {size} parts of {target.numel()}"
-            raise UsageError(message)
-        reduced = torch.empty_like(given)
-        works, average = self._reductions([given], [reduced], opts)
+        for target, whole in zip(targets, given, strict=True):
+            if whole.numel() != target.numel() * size:
+                message = f"{whole.numel()} elements do not make {size} parts of {target.numel()}"
+                raise UsageError(message)
+        reduced = [torch.empty_like(whole) for whole in given]
+        works, average = self._reductions(given, reduced, opts)
 
         def finish() -> None:
             average()
-            _copy(target, reduced.view(size, -1)[rank])
+            for target, whole in zip(targets, reduced, strict=True):
+                _copy(target, whole.view(size, -1)[rank])
 
-        return TorchWork(works, [target], finish)
+        return TorchWork(works, targets, finish)
 
     def _gather(self, output: torch.Tensor, given: torch.Tensor) -> Work:
         return self.world.all_gather(_bytes(given), _bytes(output), among=self._among)
@@ -507,7 +532,8 @@ def _operation(opts: Any, tensors: list[torch.Tensor]) -> tuple[Operation, bool]
                     message = "bool tensors have no SUM: use MAX (or) or MIN (and)"
                     raise TypeError(message)
             return operation, averaged
-    message = f"the ulfm backend has no reduction {wanted}: use SUM, AVG, MIN, MAX or PRODUCT"
+    name = getattr(getattr(wanted, "op", wanted), "name", wanted)
+    message = f"the ulfm backend has no reduction {name}: use SUM, AVG, MIN, MAX or PRODUCT"
     raise NotImplementedError(message)
 
 
