@@ -1,24 +1,24 @@
 """Checkpoints: written by one replica, beside the training, by `torch.distributed.checkpoint`.
 
-`<directory>/step-<n>` holds the state before step n. A checkpoint is written to a hidden directory and renamed once it is
-complete, so that what has a proper name is whole: a writer may die at any moment.
+`<directory>/step-<n>` holds the state before step n. A checkpoint is written to a hidden directory
+and renamed once it is complete, so that what has a proper name is whole: a writer may die at any
+moment.
 """
-
-from __future__ import annotations
 
 import logging
 import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from grad_txn.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import Future
 
 __all__ = ["Checkpoints", "newest"]
@@ -43,7 +43,8 @@ class Checkpoints:
     Args:
         directory: where they go; made when the first is written.
         keep: how many to keep.
-        written: called with the step, the path and the seconds when one is complete, from `poll` or `wait`.
+        written: called with the step, the path and the seconds when one is complete, from `poll` or
+            `wait`.
     """
 
     def __init__(
@@ -59,19 +60,24 @@ class Checkpoints:
         self._pending: tuple[Future[Any], int, Path, float] | None = None
 
     def save(self, state: dict[str, Any], step: int) -> None:
-        """Start writing `state`, the state before step `step`. Returns when the state is copied, not when it is written.
+        """Start writing `state`, the state before step `step`; return once it is copied.
 
-        Called by all ranks of one replica. The previous checkpoint is completed first.
+        The previous checkpoint is completed first. Called by all ranks of one replica.
+
+        Args:
+            state: What `torch.distributed.checkpoint` saves: nested dictionaries of tensors and
+                plain values.
+            step: The step it is the state before.
 
         Raises:
-            CheckpointError: it cannot be written.
+            CheckpointError: It cannot be written.
         """
         self.wait()
         hidden = self._directory / f".step-{step}.partial"
         try:
             shutil.rmtree(hidden, ignore_errors=True)
             self._directory.mkdir(parents=True, exist_ok=True)
-            future = dcp.async_save(state, checkpoint_id=str(hidden))
+            future = async_save(state, checkpoint_id=str(hidden))
         except OSError as error:
             raise _unwritable(self._directory, error) from error
         assert not isinstance(future, dict)
@@ -97,7 +103,7 @@ class Checkpoints:
             final = self._directory / f"step-{step}"
             shutil.rmtree(final, ignore_errors=True)
             hidden.rename(final)
-        except Exception as error:  # noqa: BLE001 - torch wraps what the file system says in its own exceptions
+        except Exception as error:
             raise _unwritable(self._directory, error) from error
         if self._written is not None:
             self._written(step, final, time.perf_counter() - begun)
@@ -110,10 +116,11 @@ class Checkpoints:
             CheckpointError: it is damaged or does not fit.
         """
         try:
-            dcp.load(state, checkpoint_id=str(path))
-        except Exception as error:  # noqa: BLE001
-            message = f"the checkpoint {path} cannot be resumed from ({_first_line(error)}): is it from the same model?"
-            raise CheckpointError(message) from error
+            load(state, checkpoint_id=str(path))
+        except Exception as error:
+            raise CheckpointError(
+                f"{path} cannot be resumed from ({_first_line(error)}); is it of the same model?"
+            ) from error
 
     def _drop_old(self) -> None:
         complete = sorted(

@@ -18,7 +18,7 @@ class Work(Protocol):
         ...
 
     def wait(self) -> Any:
-        """Block until it has ended; the outcome's ``name`` is ``"OK"`` if it succeeded on this rank."""
+        """Block until it has ended; return its outcome, ``OK`` by name if it succeeded here."""
         ...
 
 
@@ -70,12 +70,12 @@ class Communicator(Protocol):
     @property
     def epoch(self) -> int: ...  # noqa: D102
 
-    def all_reduce(
+    def all_reduce(  # noqa: D102
         self, source: Any, destination: Any = None, *, contribute: bool = True
-    ) -> Work: ...  # noqa: D102
+    ) -> Work: ...
     def all_gather(self, source: Any, destination: Any) -> Work: ...  # noqa: D102
     def broadcast(self, buffer: Any, *, root: int) -> Work: ...  # noqa: D102
-    def agree(self, flag: bool = True) -> Agreement: ...  # noqa: D102
+    def agree(self, flag: bool) -> Agreement: ...  # noqa: D102, FBT001
     def repair(self, record: Sequence[int] = ()) -> Repair: ...  # noqa: D102
     def beat(self, where: str) -> None: ...  # noqa: D102
     def waiting(self) -> AbstractContextManager[None]: ...  # noqa: D102

@@ -35,7 +35,8 @@ class InvariantError(GradTxnError):
 
     def __init__(self, *, step: int, total: int, target: int) -> None:
         super().__init__(
-            f"step {step} would commit {total} microbatches instead of {target}; it is not committed"
+            f"step {step} would commit {total} microbatches instead of {target}; "
+            "it is not committed"
         )
         self.step = step
         self.total = total

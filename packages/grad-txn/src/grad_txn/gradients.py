@@ -16,18 +16,20 @@ class Gradients(Protocol):
 
     @property
     def buckets(self) -> Sequence[Tensor]:
-        """One flat, contiguous tensor a bucket; the same list, sizes and order on every replica and for the whole run.
+        """One flat, contiguous tensor a bucket; the same sizes and order on every replica.
 
-        A bucket is the storage that the framework accumulates into: what backward adds to it over the microbatches of
-        a step is this replica's sum, and what a transaction leaves in it is what the optimizer sees.
+        The list is fixed for the whole run. A bucket is the storage that the framework accumulates
+        into: what backward adds to it over the microbatches of a step is this replica's sum, and
+        what a transaction leaves in it is what the optimizer sees.
         """
         ...
 
     def begin_microbatch(self, *, last: bool, ready: Callable[[int], None]) -> None:
         """Prepare the next forward and backward.
 
-        With `last`, the framework calls ``ready(index)`` once for each bucket, in the order of `buckets`, as its sum
-        becomes final: during that backward where it can, or after it. Otherwise never.
+        With `last`, the framework calls ``ready(index)`` once for each bucket, in the order of
+        `buckets`, as its sum becomes final: during that backward where it can, or after it.
+        Otherwise never.
         """
         ...
 
@@ -40,8 +42,9 @@ class Gradients(Protocol):
         ...
 
     def clip(self, max_norm: float | None) -> float:
-        """Return the global norm of the gradients of the replica; scale them down to `max_norm` if given.
+        """Return the global norm of the replica's gradients, scaled down to `max_norm` if given.
 
-        Collective over the replica where its gradients are sharded.
+        The norm is the one before scaling. Collective over the replica where its gradients are
+        sharded.
         """
         ...

@@ -1,13 +1,13 @@
-"""From a repaired world to a decision: the table that every survivor holds, and what the policy makes of it."""
+"""From a repaired world to a decision.
 
-from __future__ import annotations
+The table that every survivor holds, and what the log says of the policy's answer to it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workload_policy import Decision, Plan, Role, SurvivorRecord
-
 from grad_txn.errors import DivergenceError
+from workload_policy import Decision, Plan, Role, SurvivorRecord
 
 __all__ = ["Record", "table_of"]
 
@@ -35,7 +35,7 @@ class Record:
         )
 
     @classmethod
-    def from_row(cls, row: Sequence[int]) -> Record:
+    def from_row(cls, row: Sequence[int]) -> "Record":
         """The record of a row that `to_row` made."""
         replica, position, step, role, contributed, microbatch = row
         return cls(
@@ -51,10 +51,15 @@ class Record:
 def table_of(
     rows: Sequence[Sequence[int]], plan: Plan, *, replica_size: int
 ) -> tuple[SurvivorRecord, ...]:
-    """One row a surviving replica, for the policy, after checking that all ranks tell the same story.
+    """Return one row for each surviving replica, for the policy.
+
+    Args:
+        rows: The records of all surviving ranks, as they travelled.
+        plan: The plan in force.
+        replica_size: Ranks in a replica.
 
     Raises:
-        DivergenceError: a rank is in another step, or the positions of a replica disagree.
+        DivergenceError: A rank is in another step, or the ranks of a replica disagree.
     """
     by_replica: dict[int, list[Record]] = {}
     for row in rows:
@@ -65,12 +70,15 @@ def table_of(
         first = records[0]
         if any(record.step != plan.step for record in records):
             steps = sorted({record.step for record in records})
-            message = f"replica {replica} is in step {steps[0]}, this one in step {plan.step}"
-            raise DivergenceError(message)
+            raise DivergenceError(
+                f"replica {replica} is in steps {steps}, this one in step {plan.step}"
+            )
         told = {(record.role, record.contributed) for record in records}
         if len(records) != replica_size or len(told) != 1:
-            message = f"the {len(records)} ranks of replica {replica} disagree in step {plan.step}: {sorted(told)}"
-            raise DivergenceError(message)
+            raise DivergenceError(
+                f"the {len(records)} ranks of replica {replica} disagree in step {plan.step}: "
+                f"{sorted(told)}"
+            )
         table.append(
             SurvivorRecord(
                 replica=replica,

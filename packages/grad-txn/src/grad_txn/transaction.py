@@ -1,29 +1,25 @@
-"""The gradients of one step, reduced so that nothing is lost when a peer dies (ReCoVer, section 4.2).
+"""The gradients of one step, reduced so that nothing is lost when a peer dies.
 
-A `StepTransaction` holds, for every bucket, the sum this replica has accumulated and the sum over the replicas, each
-reduction tagged with the world epoch it ran in. Until `commit` the accumulated sums can be had back:
+A `StepTransaction` holds, for every bucket, the sum this replica has accumulated and the sum over
+the replicas, each reduction tagged with the world epoch it ran in (ReCoVer, section 4.2). Until
+`commit` the accumulated sums can be had back:
 
-* staging ``no-copy``: the reduction goes to a second buffer, so the accumulated gradient *is* the snapshot, and
-  restoring costs nothing;
-* staging ``snapshot``: the reduction runs in place on a framework's own buffer, after a copy to a pooled one.
+* staging ``no-copy``: the reduction goes to a second buffer, so the accumulated gradient *is* the
+  snapshot, and restoring costs nothing;
+* staging ``snapshot``: the reduction runs in place on a framework's own buffer, after a copy to a
+  pooled one.
 """
-
-from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
+from torch import Tensor
 
+from grad_txn.communicator import Communicator, Work
 from grad_txn.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
-    from grad_txn.communicator import Communicator, Work
 
 __all__ = ["STAGINGS", "Staging", "StepTransaction"]
 
@@ -51,7 +47,8 @@ class StepTransaction:
         self._world = world
         self._buckets = tuple(bucket.detach() for bucket in buckets)
         self._in_place = staging == "snapshot"
-        # The sums over the replicas (no-copy), or the accumulated sums before their reduction (snapshot).
+        # The sums over the replicas (no-copy), or the accumulated sums before their reduction
+        # (snapshot).
         self._second = tuple(torch.empty_like(bucket) for bucket in self._buckets)
         self._epochs: list[int | None] = [None] * len(self._buckets)
         self._works: list[Work] = []
@@ -60,7 +57,8 @@ class StepTransaction:
     def __len__(self) -> int:
         return len(self._buckets)
 
-    # --------------------------------------------------------------------------------------- stage and reduce
+    # --------------------------------------------------------------------------------------- stage
+    # and reduce
 
     def begin(self) -> None:
         """Start a step, or an extended pass over the same step: nothing is reduced yet. Local."""
@@ -86,21 +84,16 @@ class StepTransaction:
         self._works.append(work)
         return work
 
-    def reduce_all(self, *, contribute: bool) -> None:
-        """Post the reduction of every bucket that is not reduced under this epoch. Collective over the group."""
-        self.begin()
-        for index in range(len(self._buckets)):
-            self.reduce(index, contribute=contribute)
-
     def drain(self) -> bool:
-        """Wait for all posted reductions; whether every bucket was posted and all succeeded *on this rank*.
+        """Wait for all posted reductions; whether every one was posted and succeeded on this rank.
 
         Others may have seen another outcome: only an agreement makes it common.
         """
-        good = all([work.wait().name == "OK" for work in self._works])
-        return good and None not in self._epochs
+        outcomes = [work.wait().name for work in self._works]
+        return set(outcomes) <= {"OK"} and None not in self._epochs
 
-    # --------------------------------------------------------------------------------------- restore
+    # ---------------------------------------------------------------------------------------
+    # restore
 
     @property
     def stale(self) -> tuple[int, ...]:
@@ -111,8 +104,8 @@ class StepTransaction:
     def restore(self, *, blocking: bool) -> int:
         """Bring the accumulated gradient of every stale bucket back; return how many there were.
 
-        Non-blocking, the copies run beside the next forward: on a side stream, or a thread on CPUs; `wait_restored`
-        ends that. With no-copy staging there is nothing to bring back. Local.
+        Non-blocking, the copies run beside the next forward: on a side stream, or a thread on CPUs;
+        `wait_restored` ends that. With no-copy staging there is nothing to bring back. Local.
         """
         stale = self.stale
         self.wait_restored()
@@ -124,7 +117,11 @@ class StepTransaction:
         return len(stale)
 
     def wait_restored(self) -> float:
-        """Block until a non-blocking restoration is complete; before the next backward. Returns its seconds."""
+        """Block until a non-blocking restoration is complete, before the next backward.
+
+        Returns:
+            Its seconds; 0 if there was none.
+        """
         if self._restoration is None:
             return 0.0
         seconds = self._restoration.wait()
@@ -134,7 +131,13 @@ class StepTransaction:
     # --------------------------------------------------------------------------------------- commit
 
     def commit(self, divisor: int) -> None:
-        """Leave the sums over the replicas, divided by `divisor` (always B), in the buckets. Local, after the agreement."""
+        """Leave the sums over the replicas, divided by `divisor`, in the buckets.
+
+        Args:
+            divisor: Always B.
+
+        Local, after the agreement.
+        """
         for bucket, second in zip(self._buckets, self._second, strict=True):
             if self._in_place:
                 bucket.div_(divisor)
@@ -153,11 +156,11 @@ class _Restoration:
         self._thread: threading.Thread | None = None
         self._event: torch.cuda.Event | None = None
         if pairs[0][0].is_cuda:
-            side = torch.cuda.Stream(device=pairs[0][0].device)
+            side = torch.cuda.Stream(device=pairs[0][0].device)  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream(pairs[0][0].device))
             with torch.cuda.stream(side):
                 self._copy()
-                self._event = torch.cuda.Event()
+                self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._event.record(side)
         else:
             self._thread = threading.Thread(target=self._copy, name="grad-txn-restore")

@@ -1,6 +1,7 @@
-"""What a person sees of a run: one line a step, and a line that stands out for every failure and what was decided."""
+"""What a person sees of a run.
 
-from __future__ import annotations
+One line a step, and a line that stands out for every failure and what was decided.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +30,8 @@ class Console:
         """Print who was lost, and what the survivors do about it."""
         lost = ", ".join(map(str, line["failed"])) or "none"
         print(
-            f"  !! step {line['step']}: lost replica {lost} -> epoch {line['epoch']}, {_decided(line)}"
+            f"  !! step {line['step']}: lost replica {lost} -> epoch {line['epoch']},"
+            f" {_decided(line)}"
             f" (repaired {1e3 * seconds:.0f} ms after it was noticed)",
             flush=True,
         )
@@ -41,5 +43,7 @@ def _decided(line: Mapping[str, Any]) -> str:
         each = ", ".join(f"{replica}: {len(ids)}" for replica, ids in line["extra"].items())
         return f"policy boundary, {total} extra microbatches ({each})"
     if line["promoted"]:
-        return "; ".join(f"spare {spare} takes the place of {dead}" for dead, spare in line["promoted"].items())
-    return f"the gradients are reduced again, {sum(line['contributions'].values())} microbatches"
+        return "; ".join(
+            f"spare {spare} takes the place of {dead}" for dead, spare in line["promoted"].items()
+        )
+    return "the gradients are reduced again"

@@ -1,7 +1,5 @@
 """Text as microbatches: a map from a microbatch id to a batch, the same on every replica."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 
@@ -27,14 +25,14 @@ def read_text(path: str | None) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        message = f"the text {path!r} cannot be read ({error.strerror}): --text takes a file of any text"
-        raise OptionError(message) from error
+        raise OptionError(f"--text {path}: cannot be read: {error.strerror}") from error
 
 
 class ByteText:
     """Windows of a text, byte-level.
 
-    Which windows make up a microbatch depends on its id and the seed alone, so whoever computes an id computes the same.
+    Which windows make up a microbatch depends on its id and the seed alone, so whoever computes an
+    id computes the same.
 
     Args:
         text: the text.
@@ -48,15 +46,17 @@ class ByteText:
 
     def __init__(self, text: bytes, *, batch: int, sequence: int, seed: int) -> None:
         if len(text) < sequence + 2:
-            message = f"the text has {len(text)} bytes, a window needs {sequence + 2}: give a longer text or a smaller --sequence"
-            raise OptionError(message)
+            raise OptionError(
+                f"the text has {len(text)} bytes, a window needs {sequence + 2}; give a longer "
+                "text or a smaller --sequence"
+            )
         self._tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         self._batch = batch
         self._sequence = sequence
         self._seed = seed
 
     def microbatch(self, number: int) -> tuple[Tensor, Tensor]:
-        """Tokens and next tokens of microbatch `number`: two int64 tensors of shape (batch, sequence)."""
+        """Return tokens and next tokens, two int64 tensors of shape (batch, sequence)."""
         draw = torch.Generator().manual_seed(self._seed * 1_000_003 + number)
         starts = torch.randint(len(self._tokens) - self._sequence, (self._batch,), generator=draw)
         windows = self._tokens[starts[:, None] + torch.arange(self._sequence + 1)].long()

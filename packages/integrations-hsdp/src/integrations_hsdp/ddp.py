@@ -1,15 +1,18 @@
-"""Finished gradients of `DistributedDataParallel`, one rank a replica (ReCoVer, appendix C, path 1).
+"""Finished gradients of `DistributedDataParallel`, one rank a replica.
 
-DDP runs over a process group of this rank alone, so nothing of it crosses a replica: no store that dies with rank 0, no
-barrier, no re-bucketing that has to be agreed on. What is used of it is its bucketing and its hook in backward, through
-which each bucket's reduction across replicas starts while earlier layers still compute. The hook gives DDP its own
-buffer back: to DDP the gradients are this replica's sums, and the sums over the replicas are the transaction's.
+DDP runs over a process group of this rank alone (ReCoVer, appendix C, path 1), so nothing of it
+crosses a replica: no store that dies with rank 0, no barrier, no re-bucketing that has to be agreed
+on. What is used of it is its bucketing and its hook in backward, through which each bucket's
+reduction across replicas starts while earlier layers still compute. The hook gives DDP its own
+buffer back: to DDP the gradients are this replica's sums, and the sums over the replicas are the
+transaction's.
 """
 
 # No `from __future__ import annotations`: DDP compares the hook's annotations with classes.
 import inspect
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,8 +29,10 @@ def own_world(*, device: torch.device | None = None) -> dist.ProcessGroup:
         RuntimeError: torch.distributed is initialised already.
     """
     backend = "nccl" if device is not None and device.type == "cuda" else "gloo"
-    store = dist.HashStore()
-    dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timedelta(minutes=5))
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group(
+        backend, store=store, rank=0, world_size=1, timeout=timedelta(minutes=5)
+    )
     group = dist.group.WORLD
     assert group is not None
     return group
@@ -45,18 +50,25 @@ class DDPGradients:
         model: what to call instead of `module`.
     """
 
-    def __init__(self, module: nn.Module, *, group: dist.ProcessGroup, bucket_mb: float = 25.0) -> None:
-        # torch 2.13 renamed the switch: buffers are this replica's own.
+    def __init__(
+        self, module: nn.Module, *, group: dist.ProcessGroup, bucket_mb: float = 25.0
+    ) -> None:
+        # Buffers are this replica's own; torch 2.13 renamed the switch.
         renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+        own_buffers: dict[str, Any] = {
+            "forward_sync_buffers" if renamed else "broadcast_buffers": False
+        }
         self.model = DistributedDataParallel(
             module,
             process_group=group,
             bucket_cap_mb=bucket_mb,
             gradient_as_bucket_view=True,
             init_sync=False,
-            **{"forward_sync_buffers" if renamed else "broadcast_buffers": False},
+            **own_buffers,
         )
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._parameters = [
+            parameter for parameter in module.parameters() if parameter.requires_grad
+        ]
         self._ready: Callable[[int], None] | None = None
         self._buckets: dict[int, Tensor] = {}
         self.model.register_comm_hook(None, self._hook)
@@ -68,7 +80,7 @@ class DDPGradients:
         return [self._buckets[index] for index in range(len(self._buckets))]
 
     def begin_microbatch(self, *, last: bool, ready: Callable[[int], None]) -> None:
-        """Prepare the next forward and backward; with `last`, `ready(index)` is called from within backward."""
+        """Prepare the next forward and backward; ``ready`` is called within the last backward."""
         # What DDP.no_sync() does; it is read in forward, so it is set before.
         self.model.require_backward_grad_sync = last
         self._ready = ready
@@ -90,7 +102,11 @@ class DDPGradients:
                 bucket.mul_(scale)
         return float(norm)
 
-    def _hook(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def _hook(
+        self,
+        _state: None,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
         index = bucket.index()
         self._buckets.setdefault(index, bucket.buffer())
         if self._ready is not None:
@@ -102,10 +118,10 @@ class DDPGradients:
     def _settle_buckets(self, module: nn.Module) -> None:
         """Let DDP form its final buckets now, the same on every replica.
 
-        DDP regroups its buckets after the first backward, in the order the gradients arrived in, and replicas that run
-        different numbers of forwards would then disagree. So it sees a first backward here, of a graph in which every
-        parameter's gradient is zero and arrives in reverse order of registration (as in a real one, nearly), and a
-        second one, in which it regroups.
+        DDP regroups its buckets after the first backward, in the order the gradients arrived in,
+        and replicas that run different numbers of forwards would then disagree. So it sees a first
+        backward here, of a graph in which every parameter's gradient is zero and arrives in reverse
+        order of registration (as in a real one, nearly), and a second one, in which it regroups.
         """
         forward = module.forward
         parameters = self._parameters
@@ -117,9 +133,9 @@ class DDPGradients:
             return total
 
         try:
-            module.forward = touch_all  # type: ignore[method-assign]
+            module.forward = touch_all
             for _ in range(2):
                 self._buckets.clear()
                 self.model().backward()
         finally:
-            module.forward = forward  # type: ignore[method-assign]
+            module.forward = forward

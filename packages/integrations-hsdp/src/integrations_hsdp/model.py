@@ -1,7 +1,5 @@
 """A small LLaMA-style decoder: RMSNorm, rotary positions, SwiGLU, no biases."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -26,11 +24,12 @@ class ModelShape:
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "vocabulary", "sequence"):
             if getattr(self, name) < 1:
-                message = f"{name} {getattr(self, name)} is not positive"
-                raise ValueError(message)
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.width % (2 * self.heads):
-            message = f"width {self.width} is not a multiple of 2 * heads = {2 * self.heads}: rotary positions need even heads"
-            raise ValueError(message)
+            raise ValueError(
+                f"width {self.width} is no multiple of 2 * heads = {2 * self.heads}, which rotary "
+                "positions need"
+            )
 
 
 class Decoder(nn.Module):
@@ -79,7 +78,8 @@ class Block(nn.Module):
         )
         hidden = hidden + self.out(attended.transpose(1, 2).reshape(batch, sequence, width))
         gate, up = self.gate_up(self.feed_norm(hidden)).chunk(2, dim=-1)
-        return hidden + self.down(functional.silu(gate) * up)
+        fed: Tensor = hidden + self.down(functional.silu(gate) * up)
+        return fed
 
 
 def _rotation(shape: ModelShape) -> Tensor:

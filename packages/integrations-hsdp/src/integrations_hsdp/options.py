@@ -1,10 +1,8 @@
 """The command line of the reference program, checked before anything is started."""
 
-from __future__ import annotations
-
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from grad_txn.schedule import At, Schedule, Shape, generate, load_schedule
@@ -22,44 +20,148 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags; argparse ends the program with code 2 where one is malformed."""
     parser = argparse.ArgumentParser(
         prog="python -m integrations_hsdp.pretrain",
-        description="Pre-train a small LLaMA-style byte-level decoder, through the loss of ranks. Run it under ulfmrun: "
+        description="Pre-train a small LLaMA-style byte-level decoder, through the loss of ranks. "
+        "Run it under ulfmrun: "
         "ulfmrun -n 4 -m integrations_hsdp.pretrain --steps 20 --grad-accum 8 --out run",
     )
     job = parser.add_argument_group("job")
     job.add_argument("--steps", type=_at_least(1), required=True, help="optimizer steps in all")
-    job.add_argument("--grad-accum", type=_at_least(0), required=True, help="microbatches per replica and step, G; B = replicas * G")
-    job.add_argument("--out", type=Path, required=True, help="directory of the event log, metrics and checkpoints")
-    job.add_argument("--shard-size", type=_at_least(1), default=1, help="ranks in a replica; this version trains with 1 (default)")
-    job.add_argument("--policy", choices=POLICY_NAMES, default="static", help="who redoes what (default: %(default)s)")
-    job.add_argument("--resume", nargs="?", const="", metavar="DIR", help="go on from the newest checkpoint in DIR (default: OUT/checkpoints)")
-    job.add_argument("--checkpoint-every", type=_at_least(0), default=0, metavar="N", help="write a checkpoint every N steps (default: never)")
-    job.add_argument("--seed", type=int, default=0, help="of the initial weights and of the data (default: %(default)s)")
+    job.add_argument(
+        "--grad-accum",
+        type=_at_least(0),
+        required=True,
+        help="microbatches per replica and step, G; B = replicas * G",
+    )
+    job.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="directory of the event log, metrics and checkpoints",
+    )
+    job.add_argument(
+        "--shard-size",
+        type=_at_least(1),
+        default=1,
+        help="ranks in a replica; this version trains with 1 (default)",
+    )
+    job.add_argument(
+        "--policy",
+        choices=POLICY_NAMES,
+        default="static",
+        help="who redoes what (default: %(default)s)",
+    )
+    job.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="go on from the newest checkpoint in DIR (default: OUT/checkpoints)",
+    )
+    job.add_argument(
+        "--checkpoint-every",
+        type=_at_least(0),
+        default=0,
+        metavar="N",
+        help="write a checkpoint every N steps (default: never)",
+    )
+    job.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the initial weights and of the data (default: %(default)s)",
+    )
 
     failures = parser.add_argument_group("failure injection (real SIGKILLs)")
-    failures.add_argument("--failures", type=Path, metavar="FILE", help="YAML schedule: who is killed, when and where")
-    failures.add_argument("--random-failures", type=_at_least(0), metavar="COUNT", help="draw a schedule of COUNT deaths instead")
-    failures.add_argument("--failure-seed", type=int, default=0, help="of the drawn schedule (default: %(default)s)")
-    failures.add_argument("--failure-at", nargs="+", choices=tuple(At), metavar="PLACE", help="places to draw from (default: all)")
+    failures.add_argument(
+        "--failures", type=Path, metavar="FILE", help="YAML schedule: who is killed, when and where"
+    )
+    failures.add_argument(
+        "--random-failures",
+        type=_at_least(0),
+        metavar="COUNT",
+        help="draw a schedule of COUNT deaths instead",
+    )
+    failures.add_argument(
+        "--failure-seed", type=int, default=0, help="of the drawn schedule (default: %(default)s)"
+    )
+    failures.add_argument(
+        "--failure-at",
+        nargs="+",
+        choices=tuple(At),
+        metavar="PLACE",
+        help="places to draw from (default: all)",
+    )
 
     model = parser.add_argument_group("model, data and optimizer")
-    model.add_argument("--text", help="file to train on (default: the English text of pydoc_data.topics)")
+    model.add_argument(
+        "--text", help="file to train on (default: the English text of pydoc_data.topics)"
+    )
     model.add_argument("--layers", type=_at_least(1), default=2, help="default: %(default)s")
     model.add_argument("--width", type=_at_least(1), default=64, help="default: %(default)s")
     model.add_argument("--heads", type=_at_least(1), default=4, help="default: %(default)s")
-    model.add_argument("--batch", type=_at_least(1), default=4, help="sequences in a microbatch (default: %(default)s)")
-    model.add_argument("--sequence", type=_at_least(1), default=128, help="tokens in a sequence (default: %(default)s)")
-    model.add_argument("--lr", type=_positive, default=3e-3, help="peak learning rate (default: %(default)s)")
-    model.add_argument("--warmup", type=_at_least(0), default=10, help="steps of linear warm-up (default: %(default)s)")
-    model.add_argument("--clip", type=_positive, default=1.0, help="global gradient norm to clip to (default: %(default)s)")
+    model.add_argument(
+        "--batch",
+        type=_at_least(1),
+        default=4,
+        help="sequences in a microbatch (default: %(default)s)",
+    )
+    model.add_argument(
+        "--sequence",
+        type=_at_least(1),
+        default=128,
+        help="tokens in a sequence (default: %(default)s)",
+    )
+    model.add_argument(
+        "--lr", type=_positive, default=3e-3, help="peak learning rate (default: %(default)s)"
+    )
+    model.add_argument(
+        "--warmup",
+        type=_at_least(0),
+        default=10,
+        help="steps of linear warm-up (default: %(default)s)",
+    )
+    model.add_argument(
+        "--clip",
+        type=_positive,
+        default=1.0,
+        help="global gradient norm to clip to (default: %(default)s)",
+    )
 
     running = parser.add_argument_group("running")
-    running.add_argument("--detection", choices=("deferred", "guarded"), default="deferred", help="one agreement a step, or one before every reduction (default: %(default)s)")
-    running.add_argument("--staging", choices=STAGINGS, default="no-copy", help="where the gradient before its reduction is kept (default: %(default)s)")
-    running.add_argument("--bucket-mb", type=_positive, default=25.0, help="size of a gradient bucket in MiB (default: %(default)s)")
-    running.add_argument("--step-limit", type=_positive, default=600.0, metavar="S", help="end a rank that makes no progress for S seconds (default: %(default)s)")
-    running.add_argument("--threads", type=_at_least(1), help="torch threads of a rank (default: OMP_NUM_THREADS)")
-    running.add_argument("--tensorboard", action="store_true", help="write scalars to OUT/tensorboard")
-    running.add_argument("--prometheus", action="store_true", help="write OUT/metrics.prom at every step")
+    running.add_argument(
+        "--detection",
+        choices=("deferred", "guarded"),
+        default="deferred",
+        help="one agreement a step, or one before every reduction (default: %(default)s)",
+    )
+    running.add_argument(
+        "--staging",
+        choices=STAGINGS,
+        default="no-copy",
+        help="where the gradient before its reduction is kept (default: %(default)s)",
+    )
+    running.add_argument(
+        "--bucket-mb",
+        type=_positive,
+        default=25.0,
+        help="size of a gradient bucket in MiB (default: %(default)s)",
+    )
+    running.add_argument(
+        "--step-limit",
+        type=_positive,
+        default=600.0,
+        metavar="S",
+        help="end a rank that makes no progress for S seconds (default: %(default)s)",
+    )
+    running.add_argument(
+        "--threads", type=_at_least(1), help="torch threads of a rank (default: OMP_NUM_THREADS)"
+    )
+    running.add_argument(
+        "--tensorboard", action="store_true", help="write scalars to OUT/tensorboard"
+    )
+    running.add_argument(
+        "--prometheus", action="store_true", help="write OUT/metrics.prom at every step"
+    )
     options = parser.parse_args(arguments)
     _check(options)
     return options
@@ -67,7 +169,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _check(options: argparse.Namespace) -> None:
     if options.shard_size != 1:
-        message = f"--shard-size {options.shard_size}: this version trains replicas of one rank, use 1"
+        message = (
+            f"--shard-size {options.shard_size}: this version trains replicas of one rank, use 1"
+        )
         raise OptionError(message)
     if options.grad_accum == 0:
         message = "--grad-accum 0 makes the global batch 0 microbatches: give at least 1"
@@ -77,7 +181,10 @@ def _check(options: argparse.Namespace) -> None:
         raise OptionError(message)
     restarted = int(os.environ.get("ULFM_RESTART", "0")) > 0
     if options.resume is None and not restarted and (options.out / "events").exists():
-        message = f"--out {options.out} holds the log of an earlier run: choose another directory, or --resume"
+        message = (
+            f"--out {options.out} holds the log of an earlier run: choose another directory, "
+            "or --resume"
+        )
         raise OptionError(message)
 
 
@@ -92,11 +199,13 @@ def schedule_of(options: argparse.Namespace, *, replicas: int) -> Schedule:
         return load_schedule(options.failures, shape)
     if options.random_failures:
         weights = None if options.failure_at is None else dict.fromkeys(options.failure_at, 1.0)
-        return generate(shape, seed=options.failure_seed, count=options.random_failures, weights=weights)
+        return generate(
+            shape, seed=options.failure_seed, count=options.random_failures, weights=weights
+        )
     return ()
 
 
-def _at_least(least: int):  # type: ignore[no-untyped-def]  # argparse takes any callable
+def _at_least(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         value = int(text)
         if value < least:

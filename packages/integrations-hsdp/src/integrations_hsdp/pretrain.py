@@ -2,10 +2,9 @@
 
     ulfmrun -n 4 -m integrations_hsdp.pretrain --steps 20 --grad-accum 8 --out run
 
-`integrations_hsdp.training` shows what a training program needs; this module checks the input first.
+`integrations_hsdp.training` shows what a training program needs; this module checks the input
+first.
 """
-
-from __future__ import annotations
 
 import argparse
 import os
@@ -35,7 +34,11 @@ _MISTAKES = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; 0 when training is done, 2 with one line on stderr when the input is wrong."""
+    """Run the program.
+
+    Returns:
+        0 when training is done, 2 with one line on stderr when the input is wrong.
+    """
     try:
         _check_and_train(parse(arguments))
     except _MISTAKES as error:
@@ -47,17 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check_and_train(options: argparse.Namespace) -> None:
     """Check what can be checked before torch and MPI are started, then train."""
     if "OMPI_COMM_WORLD_SIZE" not in os.environ:
-        message = "not started as a rank of a job: run `ulfmrun -n N -m integrations_hsdp.pretrain ...`"
+        message = (
+            "not started as a rank of a job: run `ulfmrun -n N -m integrations_hsdp.pretrain ...`"
+        )
         raise OptionError(message)
     replicas = int(os.environ["OMPI_COMM_WORLD_SIZE"]) // options.shard_size
     restarted = int(os.environ.get("ULFM_RESTART", "0")) > 0
-    # A schedule belongs to the first start of a job; its replicas have other numbers after a restart.
+    # A schedule belongs to the first start of a job; its replicas have other numbers after a
+    # restart.
     schedule = () if restarted else schedule_of(options, replicas=replicas)
     if options.text is not None and not Path(options.text).is_file():
         message = f"--text {options.text}: no such file; give any text file, or leave it out"
         raise OptionError(message)
 
-    from integrations_hsdp.training import train  # noqa: PLC0415 - torch takes seconds to load
+    from integrations_hsdp.training import train
 
     train(options, schedule)
 

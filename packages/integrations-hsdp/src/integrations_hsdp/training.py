@@ -1,7 +1,5 @@
 """The reference program's training: what a training program of one's own needs, in one place."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -10,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim.lr_scheduler import LambdaLR
+
 import ulfm_core
 from grad_txn.checkpoint import Checkpoints, newest
 from grad_txn.errors import CheckpointError
@@ -17,15 +18,12 @@ from grad_txn.events import EventLog
 from grad_txn.job import Job, Observer
 from grad_txn.metrics import MetricsSink
 from grad_txn.schedule import FailureInjector, Schedule
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.optim.lr_scheduler import LambdaLR
-from workload_policy import policy_named
-
 from integrations_hsdp.console import Console
 from integrations_hsdp.data import ByteText, read_text
 from integrations_hsdp.ddp import DDPGradients, own_world
 from integrations_hsdp.model import Decoder, ModelShape
 from integrations_hsdp.options import OptionError
+from workload_policy import policy_named
 
 __all__ = ["train"]
 
@@ -39,7 +37,8 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
     text, shape = _inputs(options)
     world = ulfm_core.init(
         detection=options.detection,
-        # Longer than the step limit: a rank that hangs is ended by its own guard, not by those who wait for it.
+        # Longer than the step limit: a rank that hangs is ended by its own guard, not by those who
+        # wait for it.
         wait_limit=2 * options.step_limit + 60,
     )
     world.set_step_limit(options.step_limit)
@@ -47,12 +46,16 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
         torch.set_num_threads(options.threads)
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) % torch.cuda.device_count())
+        device = torch.device(
+            "cuda", int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) % torch.cuda.device_count()
+        )
         torch.cuda.set_device(device)
 
     torch.manual_seed(options.seed)
     model = Decoder(shape).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1
+    )
     scheduler = LambdaLR(optimizer, _warm_up_then_cosine(options.warmup, options.steps))
     gradients = DDPGradients(model, group=own_world(device=device), bucket_mb=options.bucket_mb)
     log = EventLog(options.out, world.rank)
@@ -80,7 +83,9 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
     )
     checkpoints = Checkpoints(
         options.out / "checkpoints",
-        written=lambda step, path, seconds: log.write("checkpoint", step=step, path=str(path), seconds=seconds),
+        written=lambda step, path, seconds: log.write(
+            "checkpoint", step=step, path=str(path), seconds=seconds
+        ),
     )
     state = _State(model, optimizer, scheduler, job)
     source = _source(options)
@@ -102,11 +107,16 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
 def _inputs(options: argparse.Namespace) -> tuple[ByteText, ModelShape]:
     try:
         shape = ModelShape(
-            layers=options.layers, width=options.width, heads=options.heads, sequence=options.sequence
+            layers=options.layers,
+            width=options.width,
+            heads=options.heads,
+            sequence=options.sequence,
         )
     except ValueError as error:
         raise OptionError(str(error)) from error
-    text = ByteText(read_text(options.text), batch=options.batch, sequence=options.sequence, seed=options.seed)
+    text = ByteText(
+        read_text(options.text), batch=options.batch, sequence=options.sequence, seed=options.seed
+    )
     return text, shape
 
 
@@ -120,7 +130,9 @@ def _source(options: argparse.Namespace) -> Path | None:
     if found is not None:
         return found[1]
     if options.resume is not None:
-        message = f"no complete checkpoint in {directory}: --resume takes a directory with step-N in it"
+        message = (
+            f"no complete checkpoint in {directory}: --resume takes a directory with step-N in it"
+        )
         raise CheckpointError(message)
     return None  # restarted before the first checkpoint: from the beginning
 
@@ -128,7 +140,9 @@ def _source(options: argparse.Namespace) -> Path | None:
 class _State:
     """What a checkpoint holds."""
 
-    def __init__(self, model: Decoder, optimizer: torch.optim.Optimizer, scheduler: LambdaLR, job: Job) -> None:
+    def __init__(
+        self, model: Decoder, optimizer: torch.optim.Optimizer, scheduler: LambdaLR, job: Job
+    ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._scheduler = scheduler
@@ -148,7 +162,10 @@ class _State:
         state = self.dict()
         checkpoints.load(state, path)
         set_state_dict(
-            self._model, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            self._model,
+            self._optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
         )
         self._scheduler.load_state_dict(json.loads(state["scheduler"]))
         self._job.load_state_dict(json.loads(state["job"]))

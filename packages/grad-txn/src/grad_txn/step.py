@@ -1,0 +1,263 @@
+"""One optimizer step: its passes over microbatches, and the close that commits it or goes round.
+
+A step is closed by one agreement of the whole world. If every living rank holds complete sums, the
+step is committed there and then. Otherwise the world is repaired, the policy decides, and either
+the same gradients are reduced again (a spare has taken the place of the dead) or an extended pass
+computes what is missing first (ReCoVer, Algorithms 1, 4 and 5).
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grad_txn.errors import InvariantError, UsageError
+from grad_txn.runtime import Runtime
+from grad_txn.schedule import At
+from workload_policy import Restore
+
+__all__ = ["Step"]
+
+
+@dataclass(slots=True)
+class _Recovery:
+    """What the latest recovery of a step has cost so far, for the log."""
+
+    extends: bool
+    buckets: int
+    restore_seconds: float
+    microbatches: int = 0
+    compute_seconds: float = 0.0
+    reduce_begun: float = 0.0
+
+
+class Step:
+    """One optimizer step in progress; `Job.steps` yields it.
+
+    Iterate over it to get this replica's microbatch ids, and call `backward` once for each. The
+    iteration grows when a failure leaves work to redo, and ends when the step is committed and the
+    optimizer has stepped.
+
+    Attributes:
+        number: The step's number, from 0.
+        committed: Whether it is.
+        loss: Mean over the B committed microbatches; NaN until committed.
+        line: What the log says of it; empty until committed.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.number = runtime.plan.step
+        self.committed = False
+        self.loss = float("nan")
+        self.line: Mapping[str, Any] = {}
+        self._runtime = runtime
+        self._replica = runtime.world.replica
+        self._begun = False
+        self._current: int | None = None
+        self._losses: dict[int, Tensor] = {}
+        self._recovery: _Recovery | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        if self._begun:
+            raise UsageError(f"step {self.number} was iterated over already")
+        self._begun = True
+        if self._runtime.broken_in is not None:
+            self._runtime.repair(detect_seconds=0.0, computed=0)
+        work: Sequence[int] | None = self._runtime.plan.assigned[self._replica]
+        while work is not None:
+            yield from self._run(work)
+            work = self._close()
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient of the current microbatch: of its mean loss, undivided.
+
+        Args:
+            loss: Scalar, on the model's device.
+
+        Raises:
+            UsageError: There is no current microbatch, or this was called for it already.
+        """
+        if self._current is None:
+            raise UsageError("call backward() once for each microbatch id that the step yields")
+        self._runtime.transaction.wait_restored()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._losses[self._current] = loss.detach()
+        self._current = None
+        self._runtime.gradients.end_microbatch()
+
+    # ------------------------------------------------------------------------------- one pass
+
+    def _run(self, work: Sequence[int]) -> Iterator[int]:
+        """Yield the microbatches of one pass; the last one's backward posts the reductions."""
+        runtime, recovery = self._runtime, self._recovery
+        at = At.FORWARD if recovery is None else At.DURING_EXTENSION
+        done = len(self._losses)
+        begun = time.perf_counter()
+        runtime.transaction.begin()
+        if not work:
+            runtime.reached(at, self.number, microbatch=done)
+            self._reduce_all()
+        for index, microbatch in enumerate(work):
+            last = index == len(work) - 1
+            runtime.world.beat(f"step {self.number}, microbatch {microbatch}")
+            runtime.reached(at, self.number, microbatch=done + index)
+            runtime.gradients.begin_microbatch(last=last, ready=self._reduce)
+            self._current = microbatch
+            yield microbatch
+            if self._current is not None:
+                raise UsageError(
+                    f"backward() was not called for microbatch {microbatch} of step {self.number}"
+                )
+        if recovery is not None:
+            recovery.microbatches = len(work)
+            recovery.reduce_begun = time.perf_counter()
+            recovery.compute_seconds = recovery.reduce_begun - begun
+
+    def _reduce(self, index: int) -> None:
+        """Bucket `index` holds this replica's final sum: post its reduction."""
+        runtime = self._runtime
+        if index == 0:
+            runtime.reached(At.BEFORE_SYNC, self.number)
+        work = runtime.transaction.reduce(index, contribute=runtime.contributes)
+        if runtime.injector is not None and runtime.injector.expects(At.DURING_SYNC, self.number):
+            work.wait()
+            runtime.reached(At.DURING_SYNC, self.number, bucket=index)
+
+    def _reduce_all(self) -> None:
+        for index in range(len(self._runtime.transaction)):
+            self._reduce(index)
+
+    # ------------------------------------------------------------------------------- its close
+
+    def _close(self) -> Sequence[int] | None:
+        """Commit the step; or recover, and return the microbatches of the pass it still takes."""
+        while True:
+            begun = time.perf_counter()
+            sums = self._sums()
+            if self._agree(sums):
+                self._commit(sums)
+                return None
+            extra = self._recover(time.perf_counter() - begun)
+            if extra is not None:
+                return extra
+
+    def _sums(self) -> Tensor:
+        """This replica's part of the sums that close a step: of losses, and of contributions."""
+        counted = self._runtime.plan.committed_ids[self._replica]
+        losses = [self._losses[microbatch] for microbatch in counted]
+        loss = float(torch.stack(losses).double().sum()) if losses else 0.0
+        return torch.tensor([loss, float(len(losses))], dtype=torch.float64)
+
+    def _agree(self, sums: Tensor) -> bool:
+        """Finish the reductions and agree: whether the step stands. `sums` become everyone's.
+
+        Collective over the world. This agreement is the commit point: before it everything can be
+        undone, after it the step is done, on every survivor alike.
+
+        Raises:
+            InvariantError: The contributions do not sum to B. Raised on all ranks.
+        """
+        runtime, world = self._runtime, self._runtime.world
+        world.beat(f"step {self.number}, reducing")
+        good = runtime.transaction.drain()
+        self._write_recovery()
+        if good:
+            runtime.reached(At.AFTER_SYNC, self.number)
+            good = world.all_reduce(sums).wait().name == "OK"
+        if good:
+            runtime.reached(At.BEFORE_COMMIT, self.number)
+        world.beat(f"step {self.number}, agreeing")
+        agreement = world.agree(good)
+        if not agreement.flag:
+            return False
+        total = round(float(sums[1]))
+        if total != runtime.plan.target:
+            raise InvariantError(step=self.number, total=total, target=runtime.plan.target)
+        if not agreement.all_alive:
+            # Somebody died after contributing. Every living rank holds complete sums of the full
+            # membership, so the step stands (ReCoVer, section 4.2, case b).
+            runtime.broken_in = self.number
+        return True
+
+    def _recover(self, detect_seconds: float) -> Sequence[int] | None:
+        """Repair, decide, restore. Return this replica's part of the extended pass, if any."""
+        runtime = self._runtime
+        decision = runtime.repair(detect_seconds=detect_seconds, computed=len(self._losses))
+        runtime.reached(At.DURING_RESTORE, self.number)
+        extends = decision.restore is Restore.NON_BLOCKING
+        begun = time.perf_counter()
+        buckets = runtime.transaction.restore(blocking=not extends)
+        now = time.perf_counter()
+        self._recovery = _Recovery(
+            extends=extends, buckets=buckets, restore_seconds=now - begun, reduce_begun=now
+        )
+        if extends:
+            return decision.extra.get(self._replica, ())
+        runtime.transaction.begin()
+        self._reduce_all()
+        return None
+
+    def _commit(self, sums: Tensor) -> None:
+        """Apply the step. Local: the agreement has passed."""
+        runtime, plan = self._runtime, self._runtime.plan
+        self.loss = float(sums[0]) / float(sums[1])
+        self.committed = True
+        runtime.transaction.commit(plan.global_batch)
+        norm = runtime.gradients.clip(runtime.max_norm)
+        now = time.perf_counter()
+        self.line = {
+            "step": self.number,
+            "epoch": runtime.world.epoch,
+            "loss": self.loss,
+            "grad_norm": norm,
+            "replica": self._replica,
+            "replicas": len(plan.members),
+            "contributions": plan.contributions,
+            "ids": {replica: list(ids) for replica, ids in plan.committed_ids.items()},
+            "roles": {replica: role.label for replica, role in plan.roles.items()},
+            "total": plan.total,
+            "boundary": plan.boundary,
+            "extra": plan.extra,
+            "seconds": now - runtime.committed_at,
+            "tokens": plan.total * runtime.tokens_per_microbatch,
+        }
+        runtime.committed_at = now
+        if runtime.world.position == 0:
+            runtime.log.write("step", **self.line)
+        if runtime.leads:
+            for observer in runtime.observers:
+                observer.step(self.line)
+        _, runtime.plan = runtime.policy.commit(plan)
+        runtime.reached(At.AFTER_COMMIT, self.number)
+        runtime.optimizer.step()
+        if runtime.scheduler is not None:
+            runtime.scheduler.step()
+        runtime.gradients.zero()
+
+    def _write_recovery(self) -> None:
+        """Log what the recovery has cost that led to the reductions just drained."""
+        recovery, self._recovery = self._recovery, None
+        if recovery is None:
+            return
+        log = self._runtime.log
+        where = {"step": self.number, "epoch": self._runtime.world.epoch}
+        reduced = time.perf_counter() - recovery.reduce_begun
+        log.write(
+            "restore",
+            **where,
+            mode=(Restore.NON_BLOCKING if recovery.extends else Restore.BLOCKING).value,
+            buckets=recovery.buckets,
+            seconds=recovery.restore_seconds,
+            rereduce=0.0 if recovery.extends else reduced,
+        )
+        if recovery.extends:
+            log.write(
+                "extend",
+                **where,
+                microbatches=recovery.microbatches,
+                seconds=recovery.compute_seconds,
+                rereduce=reduced,
+            )
