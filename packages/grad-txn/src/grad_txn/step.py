@@ -59,6 +59,7 @@ class Step:
         self._current: int | None = None
         self._losses: dict[int, Tensor] = {}
         self._recovery: _Recovery | None = None
+        self._noticed = 0.0  # when this rank last had a reason to ask the others
 
     def __iter__(self) -> Iterator[int]:
         if self._begun:
@@ -135,12 +136,11 @@ class Step:
     def _close(self) -> Sequence[int] | None:
         """Commit the step; or recover, and return the microbatches of the pass it still takes."""
         while True:
-            begun = time.perf_counter()
             sums = self._sums()
             if self._agree(sums):
                 self._commit(sums)
                 return None
-            extra = self._recover(time.perf_counter() - begun)
+            extra = self._recover(time.perf_counter() - self._noticed)
             if extra is not None:
                 return extra
 
@@ -163,10 +163,12 @@ class Step:
         runtime, world = self._runtime, self._runtime.world
         world.beat(f"step {self.number}, reducing")
         good = runtime.transaction.drain()
+        self._noticed = time.perf_counter()
         self._write_recovery()
         if good:
             runtime.reached(At.AFTER_SYNC, self.number)
             good = world.all_reduce(sums).wait().name == "OK"
+            self._noticed = time.perf_counter()
         if good:
             runtime.reached(At.BEFORE_COMMIT, self.number)
         world.beat(f"step {self.number}, agreeing")

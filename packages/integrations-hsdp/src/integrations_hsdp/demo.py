@@ -98,13 +98,14 @@ def _summary(run: Path, reference: Path) -> str:
             f"{died}: {decided}.",
             f"  {took} from the SIGKILL to the next commit, beyond those microbatches' compute.",
         ]
+    microbatches = history.steps[-1].total
+    before, after = history.steps[0].replicas, history.steps[-1].replicas
     first_death = min(recovery.step for recovery in history.recoveries)
     losses = {step.step: step.loss for step in without.steps}
     apart = max(abs(step.loss - losses[step.step]) / losses[step.step] for step in history.steps)
     lines += [
-        f"All {len(history.steps)} steps committed {history.steps[-1].total} microbatches.",
-        f"Step {first_death} began with {history.steps[0].replicas} replicas, the last one with "
-        + f"{history.steps[-1].replicas}.",
+        f"All {len(history.steps)} steps committed {microbatches} microbatches each.",
+        f"Step {first_death} began with {before} replicas, the last one with {after}.",
         f"The largest relative difference of a step's loss to the reference is {apart:.1e}.",
         f"The picture is {run / 'report.png'}, the page {run / 'report.html'}.",
     ]
