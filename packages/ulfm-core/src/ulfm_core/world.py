@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ulfm_core import leaving
+from ulfm_core._channel import report
 from ulfm_core.errors import (
     NotLaunchedError,
     PeerLostError,
@@ -378,6 +379,8 @@ class World:
             self._condemned = True
             message = f"replica {self.replica} lost a rank: it is no longer part of the job"
             raise ReplicaCondemnedError(message, failed=failed, epoch=result.epoch)
+        if failed and self.rank == members[0]:
+            report("lost", ranks=list(failed))  # ulfmrun ends what is left of them: a stopped process, say
         return Repair(
             epoch=result.epoch,
             members=members,
