@@ -13,10 +13,11 @@ __all__ = ["Subgroup"]
 class Subgroup:
     """Ranks that a collective runs among, instead of this rank's cross-replica group.
 
-    Made by `World.subgroup` and passed as `among`. It is no communicator of its own: its messages travel in the
-    world's, so making one costs nothing, and after the world's repair it goes on with those of its ranks that live. A
-    failure seen in one of its operations interrupts the operations of all subgroups, since the whole world has to
-    repair. Its operations never agree first, whatever the detection mode.
+    Made by `World.subgroup` and passed as `among`. It is no communicator of its own: its messages
+    travel in the world's, so making one costs nothing, and after the world's repair it goes on with
+    those of its ranks that live. A failure seen in one of its operations interrupts the operations
+    of all subgroups, since the whole world has to repair. Its operations never agree first,
+    whatever the detection mode.
     """
 
     def __init__(self, native: Any, world: World) -> None:

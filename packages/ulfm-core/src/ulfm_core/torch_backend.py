@@ -4,38 +4,39 @@ Importing this module registers the backend; `ulfm_core` itself never imports to
 
 ```python
 import torch.distributed as dist
-import ulfm_core.torch_backend
+from ulfm_core.torch_backend import default_group
 
-dist.init_process_group("ulfm")            # under ulfmrun, or mpirun with RANK, WORLD_SIZE, ... set
+dist.init_process_group("ulfm")        # under ulfmrun, or mpirun with RANK, WORLD_SIZE, ... set
+group = default_group()
 model = DistributedDataParallel(module)
-group = ulfm_core.torch_backend.default_group()
 while step < steps:
     try:
-        model(batch).sum().backward()      # fails with a RuntimeError when a peer dies: on some ranks, not on all
+        model(batch(step)).sum().backward()
         ok = True
-    except RuntimeError:
+    except RuntimeError:               # a peer died; other ranks may not have noticed
         ok = False
-    if group.consensus(ok).passed:         # the same answer on every survivor
+    if group.consensus(ok).passed:     # the same answer on every survivor
         optimizer.step()
         step += 1
-    else:                                  # repaired: dist.get_rank() and get_world_size() are the survivors'
-        model = DistributedDataParallel(module)   # DDP itself cannot be used on after a failed backward
+    else:                              # repaired: rank and size are the survivors' now
+        model = DistributedDataParallel(module)   # DDP is of no use after a failed backward
     optimizer.zero_grad()
 ```
 
-What torch calls a rank is an index among the living, in the order of the initial ranks. A repair renumbers the ranks of
-all groups of this backend, which go on with those of their ranks that live.
+What torch calls a rank is an index among the living, in the order of the initial ranks. A repair
+renumbers the ranks of all groups of this backend, which go on with those of their ranks that live.
 
-The store that `init_process_group` asks for is used to meet, and never again by this backend: the death of the rank
-that hosts it (rank 0) is a death like any other. What itself asks the store later is lost with it, such as a further
-`new_group` of another backend, or `monitored_barrier`.
+The store that `init_process_group` asks for is used to meet, and never again by this backend: the
+death of the rank that hosts it (rank 0) is a death like any other. What itself asks the store later
+is lost with it, such as a further `new_group` of another backend, or `monitored_barrier`.
 
-Reductions take float64/32/16, bfloat16, int64/32/16/8 and uint8, the others every dtype. Everything but all-reduce,
-broadcast, all-gather and barrier is built from these: right, but not as fast as it could be (a reduce-scatter moves as
-much as an all-reduce). There is no send, receive or all-to-all. Tensors must be contiguous.
+Reductions take float64/32/16, bfloat16, int64/32/16/8 and uint8, the others every dtype; tensors
+must be contiguous. All-reduce, broadcast, all-gather and barrier are native. Reduce, gather,
+scatter and reduce-scatter are built from these: right, but moving more than they would have to (a
+reduce-scatter as much as an all-reduce). There is no send, receive or all-to-all.
 """
 
-# torch's stubs describe each collective as its callers may spell it, in overloads; torch itself calls one of the forms.
+# torch's stubs describe the collectives in all the ways they may be called; torch itself uses one.
 # mypy: disable-error-code="override, assignment"
 
 from __future__ import annotations
@@ -83,7 +84,10 @@ class TorchWork(dist.Work):
         tensors: list[torch.Tensor],
         finish: Callable[[], None] | None = None,
     ) -> None:
-        """Follow `works`, which end in order; `finish` is run on the communication thread if all succeeded."""
+        """Follow `works`, which end in order.
+
+        `finish` is run on the communication thread if all succeeded.
+        """
         super().__init__()
         self.epoch = works[-1].epoch
         self._works = works
@@ -99,7 +103,7 @@ class TorchWork(dist.Work):
 
     @property
     def outcome(self) -> Outcome:
-        """How they ended here; other ranks may see another outcome, only a consensus is common."""
+        """How they ended here. Other ranks may see another outcome: only a consensus is common."""
         if not self.is_completed():
             return Outcome.PENDING
         outcomes = [work.outcome for work in self._works]
@@ -129,7 +133,7 @@ class TorchWork(dist.Work):
         The time is bounded by the time-out of `init_process_group`; `timeout` is not looked at.
 
         Raises:
-            PeerLostError: a peer died. The group needs a `consensus` before anything else can succeed.
+            PeerLostError: a peer died. The group needs a `consensus` to go on.
             UlfmError: something else went wrong (a bug or a misuse).
         """
         self._works[-1].wait()
@@ -145,11 +149,17 @@ class TorchWork(dist.Work):
         return self._tensors
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return a future of the tensors, completed by the communication thread. Its error is a RuntimeError."""
+        """Return a future of the tensors, completed by the communication thread.
+
+        Its error is a RuntimeError.
+        """
         if self._future is None:
-            devices = list({tensor.device for tensor in self._tensors if tensor.is_cuda})
+            devices: list[int | str | torch.device] = list(
+                {tensor.device for tensor in self._tensors if tensor.is_cuda}
+            )
             done: torch.futures.Future[None] = torch.futures.Future(devices=devices)
-            # What a callback raises is an error to C++ too (DDP's reducer); Future.set_exception shows in Python only.
+            # What a callback raises is an error to C++ too (DDP's reducer), unlike what is given
+            # to Future.set_exception.
             self._future = done.then(lambda _: self._tensors_when_finished())
             self._works[-1].when_done(lambda: done.set_result(None))
         return self._future
@@ -200,20 +210,21 @@ class ProcessGroupUlfm(dist.ProcessGroup):
     supports_time_estimate = False
 
     def __init__(self, world: World, ranks: Sequence[int]) -> None:
-        """Join the given initial ranks of `world`. The others of them do the same; no messages are needed."""
+        """Join the given initial ranks of `world`, as the others of them do. Sends no messages."""
         ranks = tuple(ranks)
-        super().__init__(ranks.index(world.rank), len(ranks))
+        super().__init__(ranks.index(world.rank), len(ranks))  # type: ignore[call-arg]
         self.world = world
         self._name = ""
         self._description = ""
-        # The world's own group is the one that can agree before each reduction, and that MPI reduces by itself.
+        # The world's own group is the one that can agree before each reduction, and that a
+        # CUDA-aware MPI can reduce.
         whole = world.replica_size == 1 and ranks == world.members
         self._among: Subgroup | None = None if whole else world.subgroup(ranks)
 
     def __repr__(self) -> str:
         return f"<ProcessGroupUlfm of ranks {list(self.members)}, epoch {self.world.epoch}>"
 
-    # ------------------------------------------------------------------------------------------- who is there
+    # -------------------------------------------------------------------------------- who is there
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -267,16 +278,21 @@ class ProcessGroupUlfm(dist.ProcessGroup):
 
     abort = shutdown
 
-    # ------------------------------------------------------------------------------------------- detect, repair
+    # ------------------------------------------------------------------------------ detect, repair
 
-    def consensus(self, flag: bool = True, *, record: Sequence[int] = ()) -> Consensus:
+    def consensus(  # as World.consensus
+        self,
+        flag: bool = True,  # noqa: FBT001, FBT002
+        *,
+        record: Sequence[int] = (),
+    ) -> Consensus:
         """Agree whether all are alive and all flags true; if not, repair (ReCoVer, Algorithm 3).
 
-        Collective over all living ranks of the job, not only over this group. Once it has not passed, this and all
-        other groups of the backend go on with their survivors, renumbered.
+        Collective over all living ranks of the job, not only over this group. When it has not
+        passed, this and all other groups of the backend go on with their survivors, renumbered.
 
         Raises:
-            ReplicaCondemnedError: a peer of this rank's own replica died; only with a `replica_size` over 1.
+            ReplicaCondemnedError: a peer of this rank's own replica died (`replica_size` over 1).
         """
         outcome = self.world.consensus(flag, record=record)
         if outcome.repair is not None:
@@ -284,12 +300,15 @@ class ProcessGroupUlfm(dist.ProcessGroup):
         return outcome
 
     def repair(self, record: Sequence[int] = ()) -> Repair:
-        """Repair without agreeing first, when all survivors know that they must. Otherwise as `consensus`."""
+        """Repair without agreeing first, when all survivors know that they must.
+
+        Otherwise as `consensus`.
+        """
         outcome = self.world.repair(record)
         _renumber()
         return outcome
 
-    # ------------------------------------------------------------------------------------------- collectives
+    # --------------------------------------------------------------------------------- collectives
 
     def allreduce(self, tensors: Any, opts: Any = None) -> TorchWork:
         """All-reduce in place, bit-identical on every rank."""
@@ -307,10 +326,13 @@ class ProcessGroupUlfm(dist.ProcessGroup):
         return TorchWork(works, tensors)
 
     def all_gather_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
-    ) -> TorchWork:  # noqa: A002, ARG002
+        self,
+        output: torch.Tensor,
+        given: torch.Tensor,
+        opts: Any = None,  # noqa: ARG002
+    ) -> TorchWork:
         """Gather everyone's input, one after the other, in the output."""
-        return TorchWork([self._gather(output, input)], [output])
+        return TorchWork([self._gather(output, given)], [output])
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:  # noqa: ARG002
         """Do `all_gather_single` for each pair."""
@@ -357,10 +379,10 @@ class ProcessGroupUlfm(dist.ProcessGroup):
         return self._reduce_part([target], [torch.stack(parts)], opts)
 
     def reduce_scatter_single(
-        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
-    ) -> TorchWork:  # noqa: A002
+        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None
+    ) -> TorchWork:
         """Reduce the inputs, and leave each rank its part (by an all-reduce)."""
-        return self._reduce_part([output], [input], opts)
+        return self._reduce_part([output], [given], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Any, inputs: Any, opts: Any = None
@@ -404,12 +426,12 @@ class ProcessGroupUlfm(dist.ProcessGroup):
 
     alltoall_base = all_to_all_single
 
-    # ------------------------------------------------------------------------------------------- how
+    # ----------------------------------------------------------------------------------------- how
 
     def _reductions(
         self, sources: list[torch.Tensor], targets: list[torch.Tensor], opts: Any
     ) -> tuple[list[Work], Callable[[], None]]:
-        """Submit the reductions; also return what turns the sums into averages, if that was asked for."""
+        """Submit the reductions; also return what makes averages of the sums, if wanted."""
         operation, averaged = _operation(opts, sources)
         works = [
             self.world.all_reduce(source.detach(), target.detach(), op=operation, among=self._among)
@@ -475,14 +497,14 @@ def default_group() -> ProcessGroupUlfm:
 
 
 def _create(options: Any, _: Any) -> ProcessGroupUlfm:
-    """Make a group: what torch calls for `init_process_group` and, on its members, for `new_group`."""
+    """Make a group. torch calls it for `init_process_group`, and for `new_group` on its members."""
     world = leaving._world or init(wait_limit=options.timeout.total_seconds())  # noqa: SLF001
     rank, size = options.group_rank, options.group_size
     ranks = _initial_ranks(world, list(options.global_ranks_in_group) or list(range(size)))
     if ranks[rank] != world.rank:
         message = (
-            f"torch's rank {rank} is rank {world.rank} of the MPI job: pass init_process_group the rank "
-            "and world_size of the whole job (ulfmrun without --replica-size does)"
+            f"torch's rank {rank} is rank {world.rank} of the MPI job: pass init_process_group the "
+            "rank and world_size of the whole job (ulfmrun without --replica-size does)"
         )
         raise UsageError(message)
     if not options.global_ranks_in_group and size != len(world.members):
@@ -492,7 +514,10 @@ def _create(options: Any, _: Any) -> ProcessGroupUlfm:
 
 
 def _initial_ranks(world: World, ranks: list[int]) -> list[int]:
-    """Translate torch's global ranks. Under a default group of another backend they are the job's initial ranks."""
+    """Translate torch's global ranks.
+
+    Under a default group of another backend they are the job's initial ranks.
+    """
     default = dist.group.WORLD
     members = world.members
     if default is not None and not isinstance(default, ProcessGroupUlfm):
@@ -505,7 +530,7 @@ def _initial_ranks(world: World, ranks: list[int]) -> list[int]:
 
 
 def _renumber() -> None:
-    """Tell torch the new numbers of the ranks: it keeps a table of global rank to group rank for every group."""
+    """Tell torch the new numbers: for every group it keeps a table of global to group ranks."""
     default = dist.group.WORLD
     if not isinstance(default, ProcessGroupUlfm):
         return  # global ranks are another backend's, and stay

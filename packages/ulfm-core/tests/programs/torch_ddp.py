@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,12 +17,13 @@ torch.set_num_threads(1)
 dist.init_process_group("ulfm")
 gloo = dist.new_group(backend="gloo")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
-Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+Hook = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
 
 
-def own_hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def own_hook(group: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     work = dist.all_reduce(bucket.buffer().div_(SIZE), group=group, async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
+    summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda f: f.value()[0])
+    return summed
 
 
 def train(group: Any, hook: Hook | None, *, view: bool) -> torch.Tensor:

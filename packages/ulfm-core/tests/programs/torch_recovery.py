@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from ulfm_core.testing import say
@@ -25,8 +26,9 @@ group = default_group()
 me = group.world.rank
 before = dist.new_group([0, 1, 3], backend="ulfm")
 torch.manual_seed(1)
+first = torch.nn.Linear(40, 300)
 module = torch.nn.Sequential(
-    torch.nn.Linear(40, 300), torch.nn.ReLU(), torch.nn.Linear(300, 300), torch.nn.Linear(300, 5)
+    first, torch.nn.ReLU(), torch.nn.Linear(300, 300), torch.nn.Linear(300, 5)
 )
 optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
 step = 0
@@ -37,11 +39,12 @@ def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def reduce_bucket(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def reduce_bucket(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     if bucket.index() == 1:
         die()
     work = dist.all_reduce(bucket.buffer().div_(state.size()), group=state, async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
+    summed: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda f: f.value()[0])
+    return summed
 
 
 def wrapped() -> DistributedDataParallel:
@@ -52,7 +55,7 @@ def wrapped() -> DistributedDataParallel:
 
 
 if not hooked:  # the first layer's gradient comes last: other buckets are on their way by then
-    module[0].weight.register_hook(lambda _: die())
+    first.weight.register_hook(lambda _: die())  # type: ignore[no-untyped-call]
 
 model = wrapped()
 while step < STEPS:
