@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ def run(case: str, ranks: int = 3) -> JobResult:
 
 def plain(folder: Path, *words: str, ranks: int = 3) -> "subprocess.CompletedProcess[str]":
     """Run under mpirun itself, without ulfmrun."""
-    command: Sequence[Any] = [
+    command: list[Any] = [
         find_mpirun().path, "-n", ranks, "--map-by", "slot:OVERSUBSCRIBE", *mpirun_options(),
         sys.executable, *words,
     ]  # fmt: skip
@@ -54,8 +53,8 @@ def test_a_rank_that_ends_alone_is_one_more_failure(case: str) -> None:
         line = next(line for line in job.lines[rank] if "failed" in line)
         assert line["failed"] == [1]
         assert line.get("seconds", 0) < 3  # it does not hold the others up in MPI_Finalize
-    code = {"one-exits-3": 3, "exception": 1, "abort": 0, "one-returns-early": 0}[case]
-    assert job.returncode == code, job.stderr
+    assert job.returncode == 0, job.stderr  # the others finished the job
+    assert "lost: rank 1" in job.stderr
     if case == "exception":
         assert "ArithmeticError: rank 1 had enough" in job.stderr
 
@@ -90,8 +89,10 @@ def test_operations_nobody_waits_for_are_done_first() -> None:
 def test_without_ulfmrun(case: str, tmp_path: Path) -> None:
     # mpirun's own code says little after failures, so each rank notes its own.
     noted = tmp_path / "codes"
-    shell = 'import os, subprocess, sys; code = subprocess.run(sys.argv[2:]).returncode; ' \
-        'open(sys.argv[1], "a").write(f"{code} "); sys.exit(code)'  # fmt: skip
+    shell = (
+        "import subprocess, sys; code = subprocess.run(sys.argv[2:]).returncode;"
+        " open(sys.argv[1], 'a').write(f'{code} '); sys.exit(code)"
+    )
     job = plain(tmp_path, "-c", shell, str(noted), sys.executable, str(PROGRAM), case)
     wanted = {"return": "000", "exit-3": "333", "exit-system": "333", "one-exits-3": "003"}
     assert sorted(noted.read_text().split()) == list(wanted.get(case, "111")), job.stderr

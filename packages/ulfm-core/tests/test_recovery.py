@@ -43,7 +43,9 @@ def told(job: JobResult, survivors: Sequence[int]) -> list[Any]:
 
 @pytest.mark.parametrize("order", [(0, 5, 3, 1, 4), (4, 0, 2, 5, 1)])
 def test_a_rank_dies_in_every_place_down_to_one(order: tuple[int, ...]) -> None:
-    kills = [(rank, place, step) for step, (rank, place) in enumerate(zip(order, PLACES))]
+    kills = [
+        (rank, place, step) for step, (rank, place) in enumerate(zip(order, PLACES, strict=True))
+    ]
     survivors = sorted(set(range(6)) - set(order))
     tables = [told(run(6, kills, detection=mode), survivors) for mode in MODES]
     assert tables[0] == tables[1]  # both ways to detect come to the same
@@ -104,9 +106,7 @@ def test_a_death_condemns_the_replica(replica_size: int, place: str) -> None:
     ],
 )
 def test_replicas_die_one_after_the_other(replica_size: int, phase: str, second: int) -> None:
-    job = run(
-        3 * replica_size, [(1, "inside", 1), (second, phase, 1)], replica_size=replica_size
-    )
+    job = run(3 * replica_size, [(1, "inside", 1), (second, phase, 1)], replica_size=replica_size)
     lost = {1 // replica_size, second // replica_size}
     survivors = [r for r in range(3 * replica_size) if r // replica_size not in lost]
     repairs = told(job, survivors)

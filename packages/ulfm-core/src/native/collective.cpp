@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
@@ -11,20 +12,28 @@
 namespace ulfm {
 namespace {
 
-// Below 192 KiB, from which on Open MPI's tcp transport moves messages by its put protocol: a receiver that has a put to
-// order from a peer that just died crashes (seen in mca_pml_ob1_recv_request_schedule_once).
-constexpr std::size_t segment_bytes = 128 * 1024;
-constexpr std::size_t receive_depth = 4;
+// With its header a segment fits the 64 KiB up to which Open MPI's tcp transport sends eagerly. Longer messages are
+// negotiated with the receiver, and that does not survive failures: a receiver that has data to order from a peer that
+// just died crashes (in mca_pml_ob1_recv_request_schedule_once), and on a revoked communicator a sender can wait for
+// ever for the answer of a dead receiver.
+constexpr std::size_t segment_bytes = 64 * 1024 - 512;
+constexpr std::size_t receive_depth = 8;
+// What is sent eagerly is buffered by a receiver that is late: it never gets further behind than this, for each peer.
+constexpr std::size_t slab_bytes = 32 * segment_bytes;
 constexpr std::size_t small_message_bytes = 16 * 1024;
 
-// Chunk c of `count` elements over `size` ranks, cut into segments.
+// A chunk for each of `size` ranks, cut into segments: `count` elements divided among them, or with a `stride` as many
+// for each, that far apart.
 struct Chunks {
   std::size_t count;
   std::size_t size;
   std::size_t segment;  // elements
+  std::size_t stride = 0;
 
-  std::size_t begin(std::size_t chunk) const { return count * chunk / size; }
-  std::size_t length(std::size_t chunk) const { return begin(chunk + 1) - begin(chunk); }
+  std::size_t begin(std::size_t chunk) const { return stride != 0 ? stride * chunk : count * chunk / size; }
+  std::size_t length(std::size_t chunk) const {
+    return stride != 0 ? count / size : begin(chunk + 1) - begin(chunk);
+  }
   std::size_t segments() const { return ((count + size - 1) / size + segment - 1) / segment; }
   std::size_t offset(std::size_t chunk, std::size_t index) const {
     return begin(chunk) + std::min(index * segment, length(chunk));
@@ -198,22 +207,28 @@ void reduce_wide(Ring& ring, Op op, DType dtype, const void* in, void* out, std:
   ring_all_gather(ring, width, out, chunks, 1);
 }
 
+// The most elements to reduce in one go.
+std::size_t slab_of(const Ring& ring, DType dtype) {
+  return static_cast<std::size_t>(ring.size) * (slab_bytes / size_of(accumulator_of(dtype)));
+}
+
 // 16-bit floats: partial sums travel as float32, the finished sums as 16 bits.
 void reduce_narrow(Ring& ring, Op op, DType dtype, const void* in, void* out, std::size_t count) {
-  std::vector<float> wide(count);
-  if (in != nullptr) widen(dtype, in, wide.data(), count);
-  const void* source = in != nullptr ? wide.data() : nullptr;
+  const std::unique_ptr<float[]> memory(new float[count]);  // not a vector, which would fill it with zeros
+  float* const wide = memory.get();
+  if (in != nullptr) widen(dtype, in, wide, count);
+  const void* source = in != nullptr ? wide : nullptr;
   if (count * sizeof(float) <= small_message_bytes) {
-    tree_all_reduce(ring, op, DType::f32, source, wide.data(), count);
-    narrow(dtype, wide.data(), out, count);
+    tree_all_reduce(ring, op, DType::f32, source, wide, count);
+    narrow(dtype, wide, out, count);
     return;
   }
   const std::size_t width = size_of(dtype);
   const Chunks chunks{count, static_cast<std::size_t>(ring.size), segment_bytes / sizeof(float)};
-  ring_reduce_scatter(ring, op, DType::f32, source, wide.data(), chunks);
+  ring_reduce_scatter(ring, op, DType::f32, source, wide, chunks);
   const auto owned = static_cast<std::size_t>((ring.rank + 1) % ring.size);
   const std::size_t begin = chunks.begin(owned);
-  narrow(dtype, wide.data() + begin, at(out, begin, width), chunks.length(owned));
+  narrow(dtype, wide + begin, at(out, begin, width), chunks.length(owned));
   ring_all_gather(ring, width, out, chunks, 1);
 }
 
@@ -231,8 +246,12 @@ void all_reduce(Ring& ring, Op op, DType dtype, const void* in, void* out, std::
     }
     return;
   }
-  if (accumulator_of(dtype) != dtype) return reduce_narrow(ring, op, dtype, in, out, count);
-  reduce_wide(ring, op, dtype, in, out, count);
+  const auto reduce = accumulator_of(dtype) == dtype ? reduce_wide : reduce_narrow;
+  const std::size_t slab = slab_of(ring, dtype);
+  for (std::size_t done = 0; done < count; done += slab) {
+    const void* source = in != nullptr ? at(in, done, width) : nullptr;
+    reduce(ring, op, dtype, source, at(out, done, width), std::min(slab, count - done));
+  }
 }
 
 void all_reduce_by_mpi(Ring& ring, Op op, DType dtype, const void* in, void* out, std::size_t count) {
@@ -253,6 +272,10 @@ void broadcast(Ring& ring, void* data, std::size_t bytes, int root) {
   int mask = 1;
   while (mask < ring.size && (relative & mask) == 0) mask <<= 1;
   const int parent = relative == 0 ? MPI_PROC_NULL : ring.peer((ring.rank - mask + ring.size) % ring.size);
+  std::vector<int> children;
+  for (int child = mask >> 1; child > 0; child >>= 1) {
+    if (relative + child < ring.size) children.push_back(ring.peer((ring.rank + child) % ring.size));
+  }
   for (std::size_t begin = 0; begin < bytes; begin += segment_bytes) {
     const std::size_t part = std::min(segment_bytes, bytes - begin);
     Transfers transfers(ring.comm);
@@ -260,10 +283,10 @@ void broadcast(Ring& ring, void* data, std::size_t bytes, int root) {
       transfers.receive(at(data, begin, 1), part, parent, tag);
       transfers.finish_all();
     }
-    for (int child = mask >> 1; child > 0; child >>= 1) {
-      if (relative + child < ring.size) {
-        transfers.send(at(data, begin, 1), part, ring.peer((ring.rank + child) % ring.size), tag);
-      }
+    for (const int child : children) transfers.send(at(data, begin, 1), part, child, tag);
+    if ((begin + segment_bytes) % slab_bytes == 0) {  // go on when the children have come this far
+      if (relative != 0) transfers.send(nullptr, 0, parent, tag);
+      for (const int child : children) transfers.receive(nullptr, 0, child, tag);
     }
     transfers.finish_all();
   }
@@ -273,7 +296,10 @@ void all_gather(Ring& ring, const void* in, void* out, std::size_t bytes) {
   if (in != nullptr) std::memmove(at(out, static_cast<std::size_t>(ring.rank), bytes), in, bytes);
   if (ring.size == 1 || bytes == 0) return;
   const auto size = static_cast<std::size_t>(ring.size);
-  ring_all_gather(ring, 1, out, Chunks{bytes * size, size, segment_bytes}, 0);
+  for (std::size_t done = 0; done < bytes; done += slab_bytes) {
+    const std::size_t part = std::min(slab_bytes, bytes - done);
+    ring_all_gather(ring, 1, at(out, done, 1), Chunks{part * size, size, segment_bytes, bytes}, 0);
+  }
 }
 
 void barrier(Ring& ring) {

@@ -40,10 +40,13 @@ MPI_Status wait(MPI_Request& request, const char* operation) {
   }
 }
 
+std::function<void()> Transfers::before_draining;
+
 Transfers::~Transfers() {
   const bool open = std::any_of(transfers_.begin(), transfers_.end(),
                                 [](const Transfer& transfer) { return transfer.request != MPI_REQUEST_NULL; });
   if (!open) return;
+  if (before_draining) before_draining();
   MPIX_Comm_revoke(comm_);
   for (auto& [request, incoming] : transfers_) {
     // After the revocation every request completes, with an error or without; the guard bounds this loop.

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <deque>
+#include <functional>
 
 #include "fault.hpp"
 
@@ -28,6 +29,8 @@ MPI_Status wait(MPI_Request& request, const char* operation);
 class Transfers {
  public:
   explicit Transfers(MPI_Comm comm) : comm_(comm) {}
+  // Called when a drain begins: what it waits for depends on nobody's computing, so it can be bounded tightly.
+  static std::function<void()> before_draining;
   ~Transfers();
   Transfers(const Transfers&) = delete;
   Transfers& operator=(const Transfers&) = delete;

@@ -58,6 +58,7 @@ World::World(MPI_Comm initial, int replica_size, Detection detection, Limits lim
                                                  ")");
   engine_ = std::make_unique<Engine>(*guard_);
   engine_->on_failure = [this] { quiesce(); };
+  Transfers::before_draining = [this] { guard_->begin_operation("drain after a failure", limits_.recovery); };
 
   const auto set_up = engine_->submit("set-up", limits_.wait, [this, replica, position] {
     MPI_Comm world = MPI_COMM_NULL;
@@ -94,6 +95,7 @@ void World::stop() {
     return;
   }
   if (engine_) engine_->stop();
+  Transfers::before_draining = nullptr;
   if (guard_) guard_->stop();
 }
 

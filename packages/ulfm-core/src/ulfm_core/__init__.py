@@ -1,7 +1,8 @@
 """MPI communicators that survive the loss of processes.
 
-`init()` joins the job's world; `World` detects, repairs, records and reduces (ReCoVer, section 4.1); `leave()` is the
-way out. Start programs with `ulfmrun -n N program.py`, and check a machine with `ulfm-doctor`. Nothing happens at
+`init()` joins the job's world; `World` detects, repairs, records and reduces (ReCoVer, section
+4.1); `leave()` is the way out. Start programs with `ulfmrun -n N program.py`, and check a machine
+with `ulfm-doctor`. Nothing happens at
 import: MPI is initialised by `init()`.
 """
 
@@ -13,9 +14,11 @@ from ulfm_core.errors import (
     UnsupportedMPIError,
     UsageError,
 )
+from ulfm_core.joining import init
 from ulfm_core.leaving import leave
 from ulfm_core.subgroup import Subgroup
-from ulfm_core.world import Agreement, Consensus, Outcome, Repair, Work, World, init
+from ulfm_core.work import Outcome, Work
+from ulfm_core.world import Agreement, Consensus, Repair, World
 
 __all__ = [
     "Agreement",

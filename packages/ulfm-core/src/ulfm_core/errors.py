@@ -34,7 +34,8 @@ class PeerLostError(UlfmError, RuntimeError):
     A `RuntimeError` too, as torch's own communication errors are.
 
     Attributes:
-        epoch: the world epoch the operation ran in. The world must be repaired before anything else can succeed.
+        epoch: the world epoch the operation ran in. The world must be repaired before anything else
+            can succeed.
     """
 
     def __init__(self, message: str, *, epoch: int) -> None:

@@ -1,8 +1,9 @@
 """The one way out of a job.
 
-After a failure `MPI_Finalize` may hang, and a rank that merely exits looks to its peers like one that died. `leave()`
-flushes, agrees with the survivors that all are done, finalizes within a bound, and ends the process with the right
-exit code. `init()` registers it, so that a program that simply returns takes this way too.
+After a failure `MPI_Finalize` may hang, and a rank that merely exits looks to its peers like one
+that died. `leave()` flushes, agrees with the survivors that all are done, finalizes within a bound,
+and ends the process with the right exit code. `init()` registers it, so that a program that simply
+returns takes this way too.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import contextlib
 import logging
 import os
 import sys
-from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from ulfm_core._farewell import say_farewell
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from ulfm_core.world import World
 
 __all__ = ["leave"]
@@ -34,9 +36,9 @@ _code_at_exit = 0
 def leave(code: int = 0) -> NoReturn:
     """End this process, as every rank of a job should.
 
-    With code 0 the survivors first agree that all of them are done (bounded by 30 s, for a peer that is late), then
-    MPI is finalized (bounded by 5 s). With any other code the process ends at once: to its peers it is one more
-    failure. Exit functions registered with `atexit` are not run.
+    With code 0 the survivors first agree that all of them are done (bounded by 30 s, for a peer
+    that is late), then MPI is finalized (bounded by 5 s). With any other code the process ends at
+    once: to its peers it is one more failure. Exit functions registered with `atexit` are not run.
 
     Collective over the survivors when `code` is 0. Never returns.
     """
@@ -74,7 +76,9 @@ def register(world: World) -> None:
     _owner = os.getpid()
     previous = sys.excepthook
 
-    def remember(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def remember(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
         global _code_at_exit  # noqa: PLW0603
         _code_at_exit = UNCAUGHT_EXCEPTION
         previous(kind, error, trace)
@@ -89,7 +93,8 @@ def leave_at_exit() -> None:
         return
     if _code_at_exit:
         leave(_code_at_exit)
-    # Python does not say here with which code it is about to end (`sys.exit(3)`), so it has to do that itself.
+    # Python does not say here with which code it is about to end (`sys.exit(3)`), so it has to do
+    # that itself.
     _flush()
     if not _part(_code_at_exit):
         os._exit(_code_at_exit)

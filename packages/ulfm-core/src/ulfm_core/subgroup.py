@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ulfm_core import _core
     from ulfm_core.world import World
 
 __all__ = ["Subgroup"]
@@ -20,7 +21,7 @@ class Subgroup:
     whatever the detection mode.
     """
 
-    def __init__(self, native: Any, world: World) -> None:
+    def __init__(self, native: _core.Subgroup, world: World) -> None:
         self._native = native
         self._world = world
 

@@ -50,13 +50,15 @@ from torch.distributed import distributed_c10d as c10d
 
 from ulfm_core import leaving
 from ulfm_core.errors import PeerLostError, UsageError
-from ulfm_core.world import Consensus, Operation, Outcome, Repair, World, init
+from ulfm_core.joining import init
+from ulfm_core.work import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ulfm_core.subgroup import Subgroup
-    from ulfm_core.world import Work
+    from ulfm_core.work import Work
+    from ulfm_core.world import Consensus, Operation, Repair, World
 
 __all__ = ["ProcessGroupUlfm", "TorchWork", "default_group"]
 

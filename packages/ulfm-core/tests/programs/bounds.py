@@ -1,4 +1,4 @@
-"""Ranks that hang, are slow, wait, or lose a peer of their replica. The first argument says what."""
+"""Ranks that hang, are slow, wait, or lose a peer. The first argument says which."""
 
 import contextlib
 import os
@@ -55,6 +55,7 @@ def peer() -> None:
 def hang() -> None:
     """Rank 1 stops making progress."""
     world.set_step_limit(1.0)
+    members: tuple[int, ...] = ()
     for step in range(3):
         world.beat(f"step {step}, forward")
         if rank == 1 and step == 2:
@@ -66,6 +67,7 @@ def hang() -> None:
 def slow() -> None:
     """Rank 1 takes longer than the others' step limit, who wait for it, but not than its own."""
     world.set_step_limit(2.0 if rank == 1 else 0.4)
+    members: tuple[int, ...] = ()
     for step in range(2):
         world.beat(f"step {step}")
         if rank == 1:

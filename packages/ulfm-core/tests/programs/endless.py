@@ -27,7 +27,7 @@ step, done = 0, False
 while not done:
     while True:
         works = [world.all_reduce(mine, total) for _ in range(4)]
-        reduced = all([work.wait() is Outcome.OK for work in works])
+        reduced = [work.wait() for work in works] == [Outcome.OK] * len(works)
         consensus = world.consensus(reduced, record=[world.rank, step])
         if consensus.passed:
             break

@@ -79,7 +79,7 @@ elif case == "fork":
     part()
 elif case == "threads":
     # A thread that outlives the main one still uses the world.
-    threading.Thread(target=lambda: (time.sleep(0.3), part())).start()
+    threading.Timer(0.3, part).start()
 elif case == "works-left":
     data = bytearray(8_000_000)
     works = [world.all_reduce(data) for _ in range(3)]  # nobody waits for them

@@ -20,7 +20,7 @@ def held(size: int, rank: int) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
 for size in SIZES:
     for root in range(SIZE):
         data = held(size, RANK)
-        if RANK == root:
+        if root == RANK:
             data.flags.writeable = False  # the root only reads
         world.broadcast(data, root=root).result()
         np.testing.assert_array_equal(data, held(size, root))

@@ -9,10 +9,16 @@ from dlpack import BFloat16, words_of
 
 import ulfm_core
 from ulfm_core.testing import say
+from ulfm_core.world import Operation
 
 world = ulfm_core.init(detection="guarded" if "guarded" in sys.argv else "deferred", wait_limit=60)
 RANK, SIZE = world.rank, world.initial_size
-COMBINE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
+COMBINE: dict[Operation, Any] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 # Fewer elements than ranks; either side of the 16 KiB from which the ring takes over, for each
@@ -23,7 +29,7 @@ digest = hashlib.sha256()
 cases = 0
 
 
-def values(dtype: str, op: str, size: int, rank: int) -> Any:
+def values(dtype: str, op: Operation, size: int, rank: int) -> Any:
     """What a rank puts in: floats whose combination is exact in float32, whatever the order."""
     random = np.random.default_rng([size, rank])
     if dtype in INTEGERS:  # over the whole range, so that sums and products wrap
@@ -36,7 +42,7 @@ def values(dtype: str, op: str, size: int, rank: int) -> Any:
     return (random.integers(-127, 128, size) / 128).astype(wide)
 
 
-def expected(dtype: str, op: str, size: int, ranks: list[int]) -> Any:
+def expected(dtype: str, op: Operation, size: int, ranks: list[int]) -> Any:
     parts = [values(dtype, op, size, rank) for rank in ranks]
     total = np.zeros_like(values(dtype, op, size, 0)) if not parts else parts[0]
     for part in parts[1:]:
@@ -58,8 +64,10 @@ def bits(dtype: str, held: Any) -> Any:
     return held.view(np.uint16) if dtype == "float16" else held
 
 
-def check(dtype: str, op: str, size: int, spares: tuple[int, ...] = (), *, place: str) -> None:
-    global cases
+def check(
+    dtype: str, op: Operation, size: int, spares: tuple[int, ...] = (), *, place: str
+) -> None:
+    global cases  # noqa: PLW0603 - a program, not a module
     mine = values(dtype, op, size, RANK)
     source = buffer(dtype, mine)
     target = source if place == "in" else buffer(dtype, np.full_like(mine, 77))
