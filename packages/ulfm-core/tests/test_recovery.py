@@ -48,10 +48,14 @@ def test_a_rank_dies_in_every_place_down_to_one(order: tuple[int, ...]) -> None:
     ]
     survivors = sorted(set(range(6)) - set(order))
     tables = [told(run(6, kills, detection=mode), survivors) for mode in MODES]
-    assert tables[0] == tables[1]  # both ways to detect come to the same
-    assert [repair["failed"] for repair in tables[0]] == [[rank] for rank in order]
-    # A death after a step is agreed on is one of the next step.
-    assert [repair["step"] for repair in tables[0]] == [0, 1, 2, 3, 5]
+    assert tables[0][:4] == tables[1][:4]  # both ways to detect come to the same
+    for table in tables:
+        assert [repair["failed"] for repair in table] == [[rank] for rank in order]
+        *steps, last = [repair["step"] for repair in table]
+        assert steps == [0, 1, 2, 3]
+        # A death after a step is agreed on is one of the next step; except that who learns the
+        # outcome first and dies with it leaves the others to agree once more.
+        assert last in {4, 5}
 
 
 @pytest.mark.parametrize("second", [0, 4])
