@@ -25,8 +25,6 @@ def strike(seed: int) -> tuple[set[int], set[int], JobResult]:
     dice = random.Random(seed)
     size = dice.choice([1, 1, 1, 2, 3])
     victims = dice.sample(range(RANKS), dice.choice([1, 1, 2, 2, 3]))
-    lost = {victim // size for victim in victims}
-    expected = {rank for rank in range(RANKS) if rank // size not in lost}
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as pool:
         elements = dice.choice([1000, 100_000, 1_000_000])
         arguments = [name, str(size), str(elements), "1.0"]
@@ -41,6 +39,10 @@ def strike(seed: int) -> tuple[set[int], set[int], JobResult]:
             time.sleep(dice.choice([0, 0.001, 0.003, 0.01, 0.1]))
         result = job.result()
     survived = {rank for rank, lines in result.lines.items() if "done" in lines[-1]}
+    lost = {
+        victim // size for victim in victims if victim not in survived
+    }  # not if struck too late
+    expected = {rank for rank in range(RANKS) if rank // size not in lost}
     return expected, survived, result
 
 
