@@ -58,8 +58,8 @@ class Device {
   void* copies_ = nullptr;
 };
 
-// Pinned host memory of at least `bytes`, for the communication thread: one block, reused, that grows with demand. Its
-// content is lost at the next call.
+// Pinned host memory of at least `bytes`, for the communication thread after an await(): one block, reused, that grows
+// with demand. Its content is lost at the next call.
 void* pinned(std::size_t bytes);
 
 }  // namespace ulfm

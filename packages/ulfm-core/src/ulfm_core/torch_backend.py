@@ -132,7 +132,8 @@ class TorchWork(dist.Work):
     def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - torch's signature
         """Block until all have ended; the results are then in place for every CUDA stream.
 
-        The time is bounded by the time-out of `init_process_group`; `timeout` is not looked at.
+        `timeout` is not looked at: this process ends, with a line that says why, when an operation
+        takes longer than the time-out of the `init_process_group` that joined the world.
 
         Raises:
             PeerLostError: a peer died. The group needs a `consensus` to go on.
