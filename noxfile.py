@@ -87,6 +87,7 @@ def tests(session: nox.Session, package: str) -> None:
     install(session, package)
     folder = ROOT / "packages" / package / "tests"
     if package == "ulfm-core":  # works without torch; its torch backend is an extra
+        session.install("numpy")  # what the tests compare with, and the example computes with
         pytest(session, folder, "-m", "not torch")
         session.install("torch")
         pytest(session, folder, "-m", "torch")
