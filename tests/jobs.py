@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from preload import Launched, Preloaded
+
 from grad_txn.schedule import Kill, dump_schedule
 from grad_txn.verify import verify
-from preload import Launched, Preloaded
 from workload_policy import Plan, SurvivorRecord, policy_named
 
 PRETRAIN = "integrations_hsdp.pretrain"

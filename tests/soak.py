@@ -28,9 +28,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from grad_txn.schedule import Shape, generate
 from jobs import Case, Run, Trainer, problems_of
 from preload import Launched, Preloaded
+
+from grad_txn.schedule import Shape, generate
 
 BOUND = 90.0
 STEP_LIMIT = 20.0
@@ -65,25 +66,23 @@ def strike(job: Launched, case: Case, out: Path, count: int, rng: random.Random)
     killed: set[int] = set()
     for victim in victims:
         delay = rng.uniform(0.0, 0.25)
-        while job.running() and (last_step(out, victim) or -1) < 0:
+        while job.running() and last_step(out, victim) < 0:
             time.sleep(0.005)
         time.sleep(delay)
-        last = last_step(out, victim)
         # Not in its last steps: it might have finished.
-        if job.running() and last is not None and last < case.steps - 3:
+        if job.running() and last_step(out, victim) < case.steps - 3:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid_of(out, victim), signal.SIGKILL)
                 killed.add(victim)
     return killed
 
 
-def last_step(out: Path, rank: int) -> int | None:
-    """Return the last step that a rank has committed, if it has begun."""
+def last_step(out: Path, rank: int) -> int:
+    """Return the last step that a rank has committed, or -1."""
     try:
-        text = (out / "events" / f"{rank}.jsonl").read_text()
+        return (out / "events" / f"{rank}.jsonl").read_text().count('"event": "step"') - 1
     except OSError:
-        return None
-    return text.count('"step", ') + text.count('"event": "step"') - 1 if text else None
+        return -1
 
 
 def pid_of(out: Path, rank: int) -> int:

@@ -1,12 +1,14 @@
 """Ranks die for real: in every place, alone and in pairs, down to the last one."""
 
+from dataclasses import replace
 from itertools import combinations_with_replacement, permutations
 
 import pytest
-
 from conftest import References
-from grad_txn.schedule import At, Kill
 from jobs import Case, Trainer, problems_of
+
+from grad_txn.schedule import At, Kill
+from grad_txn.verify import verify
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch]
 
@@ -143,10 +145,27 @@ def test_the_survivors_carry_it_through(
     assert problems_of(run, references(job)) == []
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_replica_without_extra_work_restores_before_it_reduces(
+    policy: str, trainer: Trainer, references: References
+) -> None:
+    # One lost microbatch: most survivors have none to redo, and reduce again at once.
+    job = case(
+        2,
+        tuple(Kill(step=step, replica=step, at=At.DURING_SYNC) for step in range(4)),
+        replicas=6,
+        grad_accum=1,
+        steps=6,
+        policy=policy,
+    )
+    assert job.staging == "snapshot"
+    assert problems_of(trainer.run(job), references(job)) == []
+
+
 @pytest.mark.parametrize("staging", ["no-copy", "snapshot"])
 def test_a_spare_is_promoted_without_a_boundary(staging: str, trainer: Trainer) -> None:
     job = with_spares()[0]
-    run = trainer.run(Case(**{**{f: getattr(job, f) for f in job.__slots__}, "staging": staging}))
+    run = trainer.run(replace(job, staging=staging))
     first, second = sorted(
         {json_line["epoch"]: json_line for json_line in run.of("failure")}.items()
     )
@@ -159,8 +178,6 @@ def test_a_spare_is_promoted_without_a_boundary(staging: str, trainer: Trainer) 
 def test_adaptive_shrinks_the_batch_and_the_verifier_says_so(
     trainer: Trainer, references: References
 ) -> None:
-    from grad_txn.verify import verify
-
     job = case(0, (Kill(step=2, replica=0, at=At.DURING_SYNC),), policy="adaptive")
     run = trainer.run(job)
     assert problems_of(run, references(job)) == []

@@ -74,6 +74,8 @@ class StepTransaction:
 
         Collective over the cross-replica group. Returns at once.
         """
+        # Nobody else waits in an extended pass that has no microbatch for this replica.
+        self.wait_restored()
         bucket, second = self._buckets[index], self._second[index]
         if self._in_place:
             second.copy_(bucket)
