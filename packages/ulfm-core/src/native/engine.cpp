@@ -8,16 +8,16 @@
 namespace ulfm {
 namespace {
 
-// Failure knowledge arrives only while somebody drives MPI's progress; an idle communication thread does it this often.
+// How often an idle communication thread drives MPI's progress.
 constexpr auto idle_poll = std::chrono::milliseconds(5);
 constexpr unsigned long timer_slack_ns = 1000;  // naps of tens of microseconds mean what they say
+
+}  // namespace
 
 void drive_progress() {
   int flag = 0;
   MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &flag, MPI_STATUS_IGNORE);
 }
-
-}  // namespace
 
 Engine::Engine(Guard& guard) : guard_(guard) {
   thread_ = std::thread([this] { run(); });

@@ -16,6 +16,9 @@
 
 namespace ulfm {
 
+// Failure knowledge arrives only while somebody does this. For the communication thread.
+void drive_progress();
+
 class Engine {
  public:
   explicit Engine(Guard& guard);

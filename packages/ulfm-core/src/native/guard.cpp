@@ -69,6 +69,12 @@ void Guard::end_operation() {
   operation_limit_ = 0.0;
 }
 
+void Guard::end_within(double seconds, const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  deadline_reason_ = reason;
+}
+
 void Guard::begin_wait() {
   const std::lock_guard lock(mutex_);
   ++waiting_;
@@ -102,6 +108,7 @@ std::string Guard::verdict(int dead) const {
   if (std::find(watched_.begin(), watched_.end(), dead) != watched_.end()) {
     return "rank " + std::to_string(dead) + " of its replica died: the replica is lost as a whole";
   }
+  if (Clock::now() > deadline_) return deadline_reason_;
   if (operation_limit_ > 0.0 && seconds_since(operation_begun_) > operation_limit_) {
     return "'" + operation_ + "' has not returned for " + with_seconds(operation_limit_) + " (" + where_ + ")";
   }

@@ -36,6 +36,9 @@ class Guard {
   void begin_operation(const std::string& name, double limit);
   void end_operation();
 
+  // This process has to leave, and the others wait for that.
+  void end_within(double seconds, const std::string& reason);
+
   // The application waits for the communication thread: its own limit is suspended meanwhile.
   void begin_wait();
   void end_wait();
@@ -61,6 +64,8 @@ class Guard {
   double operation_limit_ = 0.0;
   Clock::time_point operation_begun_;
   int waiting_ = 0;
+  Clock::time_point deadline_ = Clock::time_point::max();
+  std::string deadline_reason_;
   std::thread thread_;
 };
 

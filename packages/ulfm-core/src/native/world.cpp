@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <iterator>
 #include <stdexcept>
 
 #include "requests.hpp"
@@ -10,6 +12,10 @@ namespace ulfm {
 namespace {
 
 constexpr int most_shrink_attempts = 100;
+constexpr double seconds_to_leave = 5.0;  // for a condemned rank's last words; the others wait for it
+// A rank that waits for all others in a repair has this many times the patience of one that does not, so that of those
+// who are stuck together only the one ends that the others wait for.
+constexpr double patience = 2.0;
 
 class Stopwatch {
  public:
@@ -25,20 +31,6 @@ class Stopwatch {
 };
 
 void return_errors(MPI_Comm comm) { check(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "set error handler"); }
-
-// Of a table with a row for each of `alive`, the rows of `members`.
-std::vector<std::int64_t> rows_of(const std::vector<std::int64_t>& table, std::size_t width,
-                                  const std::vector<int>& alive, const std::vector<int>& members) {
-  std::vector<std::int64_t> rows;
-  rows.reserve(members.size() * width);
-  auto row = table.begin();
-  for (const int rank : alive) {
-    const auto next = row + static_cast<std::ptrdiff_t>(width);
-    if (std::binary_search(members.begin(), members.end(), rank)) rows.insert(rows.end(), row, next);
-    row = next;
-  }
-  return rows;
-}
 
 }  // namespace
 
@@ -282,8 +274,15 @@ std::shared_ptr<Work> World::agree(bool flag, bool leaving, std::shared_ptr<Agre
 // ---------------------------------------------------------------------------------------------------- repair, record
 
 void World::phase(const char* name, int round) {
-  guard_->begin_operation(std::string("repair: ") + name, limits_.recovery);
+  bound(name, limits_.recovery);
   if (on_phase) on_phase(name, round);
+  // Splits aside: who is stuck in one, while others have come through, is the one to end.
+  const bool waits = std::strcmp(name, "split") != 0;
+  bound(name, waits ? patience * limits_.recovery : limits_.recovery);
+}
+
+void World::bound(const char* name, double seconds) {
+  guard_->begin_operation(std::string("repair: ") + name, seconds);
 }
 
 MPI_Comm World::shrink(MPI_Comm comm) {
@@ -308,9 +307,9 @@ std::vector<int> World::unbroken(const std::vector<int>& alive) const {
   return kept;
 }
 
-// One round: shrink, fence, split, record, and one agreement that closes it. False when somebody died meanwhile;
-// `next` is then the communicator to go on from. Every return is the same on all survivors, because it follows an
-// agreement.
+// One round: shrink, fence, split, record, and one agreement that closes it. False when it takes another one, because
+// somebody died meanwhile or is about to leave; `next` is then the communicator to go on from. Every return is the same
+// on all survivors, because it follows an agreement.
 bool World::attempt(MPI_Comm broken, const std::vector<std::int64_t>& record, Repair* result, MPI_Comm* next) {
   const int round = result->rounds;
   Stopwatch watch;
@@ -322,57 +321,66 @@ bool World::attempt(MPI_Comm broken, const std::vector<std::int64_t>& record, Re
   phase("fence", round);
   bool flag = true;
   // The fence: nobody revokes `survivors` before all have it.
-  if (!agree_on(survivors, &flag, "fence")) {
-    result->repair_seconds += watch.lap();
-    return false;
-  }
-
-  MPI_Comm world = MPI_COMM_NULL;
-  MPI_Comm group = MPI_COMM_NULL;
+  const bool fenced = agree_on(survivors, &flag, "fence");
   const std::vector<int> alive = initial_ranks_of(survivors);
   const std::vector<int> members = unbroken(alive);
-  const bool condemned = std::find(members.begin(), members.end(), rank_) == members.end();
+  if (fenced && members.size() != alive.size()) {
+    result->condemned = !std::binary_search(members.begin(), members.end(), rank_);
+    result->members = members;
+    if (!result->condemned) await_death_of(alive, members);
+  }
+  result->repair_seconds += watch.lap();
+  if (!fenced || members.size() != alive.size()) return result->condemned;
+
+  MPI_Comm group = survivors;
   bool complete = true;
-  // All of it in `survivors`, the condemned included: whoever sees a failure can then wake the others by revoking what
-  // everyone is known to have, and never a communicator that some are still creating.
+  // Whoever sees a failure here wakes the others by revoking what everyone is known to have, and never a communicator
+  // that some are still creating.
   try {
     phase("split", round);
-    world = survivors;
-    if (members.size() != alive.size()) {
-      check(MPI_Comm_split(survivors, condemned ? MPI_UNDEFINED : 0, rank_, &world), "split off the condemned");
-      if (!condemned) return_errors(world);
-    }
-    group = world;
     if (replica_size_ > 1) {
-      const int position = condemned ? MPI_UNDEFINED : rank_ % replica_size_;
-      check(MPI_Comm_split(survivors, position, rank_ / replica_size_, &group), "split by position");
-      if (!condemned) return_errors(group);
+      check(MPI_Comm_split(survivors, rank_ % replica_size_, rank_ / replica_size_, &group), "split by position");
+      return_errors(group);
     }
     result->repair_seconds += watch.lap();
     phase("record", round);
     Ring ring = ring_of(survivors);
-    std::vector<std::int64_t> table(record.size() * alive.size(), 0);
+    std::vector<std::int64_t> table(record.size() * members.size(), 0);
     const std::size_t row = static_cast<std::size_t>(ring.rank) * record.size();
     std::copy(record.begin(), record.end(), table.begin() + static_cast<std::ptrdiff_t>(row));
     ulfm::all_reduce(ring, Op::sum, DType::i64, table.data(), table.data(), table.size());
-    result->records = rows_of(table, record.size(), alive, members);
+    result->records = std::move(table);
   } catch (const Fault&) {
-    // Others may sit in the split or in the record and wait for this rank: wake them. Allowed since the fence passed.
     complete = false;
     MPIX_Comm_revoke(survivors);
   } catch (const MpiError&) {
     MPIX_Comm_revoke(survivors);  // this rank is about to leave: the others go round without it
     throw;
   }
+  bound("close", patience * limits_.recovery);
   flag = complete;
   const bool all_alive = agree_on(survivors, &flag, "close the repair");
   result->record_seconds += watch.lap();
   if (!all_alive || !flag) return false;
 
-  result->condemned = condemned;
   result->members = members;
-  if (!condemned) adopt(world, group, members);
+  adopt(survivors, group, members);
   return true;
+}
+
+// The rest of a replica that lost a rank leaves as soon as it knows, and the next round starts when it has: a
+// communicator with those in it who leave is no place to split or to exchange records.
+void World::await_death_of(const std::vector<int>& alive, const std::vector<int>& members) const {
+  std::vector<int> leaving;
+  std::set_difference(alive.begin(), alive.end(), members.begin(), members.end(), std::back_inserter(leaving));
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(limits_.recovery / 2);
+  Pause pause;
+  while (std::chrono::steady_clock::now() < until) {
+    const std::vector<int> dead = known_failed();
+    if (std::includes(dead.begin(), dead.end(), leaving.begin(), leaving.end())) return;
+    drive_progress();
+    pause();
+  }
 }
 
 std::shared_ptr<Work> World::repair(std::vector<std::int64_t> record, std::shared_ptr<Repair> result) {
@@ -387,6 +395,7 @@ std::shared_ptr<Work> World::repair(std::vector<std::int64_t> record, std::share
       repaired = attempt(broken, record, result.get(), &next);
       broken = next;
     }
+    if (result->condemned) guard_->end_within(seconds_to_leave, "its replica has lost a rank: the replica is lost as a whole");
     {
       const std::lock_guard lock(mutex_);
       ++epoch_;

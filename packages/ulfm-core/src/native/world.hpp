@@ -94,7 +94,9 @@ class World {
   bool agree_on(MPI_Comm comm, unsigned* flags, const char* operation);
   bool agree_on(MPI_Comm comm, bool* flag, const char* operation);
   bool attempt(MPI_Comm broken, const std::vector<std::int64_t>& record, Repair* result, MPI_Comm* next);
+  void await_death_of(const std::vector<int>& alive, const std::vector<int>& members) const;
   void phase(const char* name, int round);
+  void bound(const char* name, double seconds);
   MPI_Comm shrink(MPI_Comm comm);
   Ring ring_of(MPI_Comm comm) const;
   std::vector<int> initial_ranks_of(MPI_Comm comm) const;

@@ -46,6 +46,8 @@ class PeerLostError(UlfmError, RuntimeError):
 class ReplicaCondemnedError(UlfmError):
     """A peer of this process's own replica died: the replica is lost, and this process must leave.
 
+    At once: the others wait for that, and the guard ends it after five seconds.
+
     Attributes:
         failed: initial ranks that are gone.
         epoch: the epoch of the survivors' repaired world.

@@ -36,7 +36,9 @@ def init(
         wait_limit: Seconds a collective or agreement may take, for peers that compute meanwhile,
             and for all to come here. Longer than any step limit, or a peer that hangs takes those
             who wait for it along.
-        recovery_limit: Seconds a phase of a repair may take; these depend on nobody's computing.
+        recovery_limit: Seconds a phase of a repair may take, which depends on nobody's computing;
+            twice that where it waits for all others, so that of those who are stuck only the one
+            ends that the others wait for.
 
     Raises:
         NotLaunchedError: Not started by `ulfmrun` or `mpirun`.

@@ -27,7 +27,7 @@ if case == "peer":
 world = ulfm_core.init(
     replica_size=2 if case == "peer" else 1,
     wait_limit=1.5 if case == "wait" else 30,
-    recovery_limit=2 if case == "frozen" and os.environ["OMPI_COMM_WORLD_RANK"] == "1" else 20,
+    recovery_limit=2 if case == "frozen" else 20,
 )
 rank = world.rank
 data = np.ones(10_000)
