@@ -1,0 +1,494 @@
+"""Whole jobs over ranks that are threads: what dies when, and what is committed all the same."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from grad_txn.errors import DivergenceError, InvariantError, UsageError
+from grad_txn.events import EventLog, read_events
+from grad_txn.job import Job
+from grad_txn.schedule import At, Kill, Shape, generate
+from grad_txn.testing_world import PlainGradients, RankThread, ThreadInjector, ThreadWorld
+from grad_txn.transaction import STAGINGS, Staging
+from grad_txn.verify import verify
+from workload_policy import policy_named
+
+pytestmark = pytest.mark.torch
+
+Line = Mapping[str, Any]
+OUTSIDE = [at for at in At if not at.in_recovery]
+INSIDE = [at for at in At if at.in_recovery]
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """An observer, and what one rank had in the end."""
+
+    steps: list[Line] = field(default_factory=list)
+    failures: list[Line] = field(default_factory=list)
+    parameters: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+    def step(self, line: Line) -> None:
+        self.steps.append(line)
+
+    def failure(self, line: Line, *, seconds: float) -> None:
+        assert seconds >= 0
+        self.failures.append(line)
+
+
+def train(
+    out: Path,
+    *,
+    replicas: int = 4,
+    replica_size: int = 1,
+    grad_accum: int = 3,
+    steps: int = 5,
+    policy: str = "static",
+    staging: Staging = "no-copy",
+    kills: Iterable[Kill] = (),
+    lost: Callable[[int, int, int], bool] | None = None,
+    state: Mapping[str, Any] | None = None,
+    weights: torch.Tensor | None = None,
+    initial: int | None = None,
+    until: int | None = None,
+) -> dict[int, Seen]:
+    """Train on threads and return what the survivors had, by rank."""
+    kills = tuple(kills)
+
+    def program(rank: RankThread) -> Seen:
+        seen = Seen()
+        model = small_model()
+        if weights is not None:
+            nn.utils.vector_to_parameters(weights.clone(), model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        log = EventLog(out, rank.rank)
+        job = Job(
+            rank,
+            PlainGradients(model),
+            optimizer,
+            policy=policy_named(policy),
+            grad_accum=grad_accum,
+            replicas=initial,
+            log=log,
+            max_norm=1.0,
+            staging=staging,
+            injector=ThreadInjector(kills, rank, log),
+            observers=[seen],
+        )
+        if state is not None:
+            job.load_state_dict(state)
+        job.share(model.parameters())
+        for step in job.steps(steps):
+            for microbatch in step:
+                step.backward(loss_of(model, microbatch))
+            if step.number + 1 == until:
+                break_off(rank, step.number)
+                seen.state = job.state_dict()
+                seen.parameters = flat(model)
+                return seen
+        job.finish(list(model.parameters()))
+        seen.parameters = flat(model)
+        return seen
+
+    return ThreadWorld(replicas, replica_size=replica_size, lost=lost).run(program)
+
+
+def break_off(rank: RankThread, _step: int) -> None:
+    """Wait for the others, or whoever ends first is dead to them."""
+    rank.agree(True)
+
+
+def small_model() -> nn.Module:
+    draw = torch.Generator().manual_seed(5)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+    return model
+
+
+def loss_of(model: nn.Module, microbatch: int) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(microbatch)
+    inputs = torch.randn(8, 4, generator=draw, dtype=torch.float64)
+    loss: torch.Tensor = ((model(inputs).squeeze(-1) - inputs.sum(-1)) ** 2).mean()
+    return loss
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def steps_of(out: Path, rank: int) -> list[Line]:
+    return [line for line in read_events(out)[rank] if line["event"] == "step"]
+
+
+def serial(grad_accum: int, replicas: int, steps: int) -> tuple[torch.Tensor, list[float]]:
+    """What plain torch makes of the same microbatches, on one process."""
+    model, batch = small_model(), grad_accum * replicas
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        mean = torch.stack([loss_of(model, step * batch + i) for i in range(batch)]).mean()
+        mean.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(mean.detach()))
+    return flat(model), losses
+
+
+def check(out: Path, survivors: Mapping[int, Seen], expected: Iterable[int]) -> None:
+    assert set(survivors) == set(expected)
+    verdict = verify(out)
+    assert verdict.problems == ()
+    first, *others = [seen.parameters for seen in survivors.values()]
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("staging", STAGINGS)
+@pytest.mark.parametrize("policy", ["static", "exact", "adaptive"])
+def test_without_failures_it_is_plain_training(
+    policy: str, staging: Staging, tmp_path: Path
+) -> None:
+    ends = train(tmp_path, policy=policy, staging=staging)
+    parameters, losses = serial(3, 4, 5)
+    check(tmp_path, ends, range(4))
+    torch.testing.assert_close(ends[0].parameters, parameters)
+    assert [line["loss"] for line in ends[0].steps] == pytest.approx(losses, rel=1e-12)
+
+
+@pytest.mark.parametrize("staging", STAGINGS)
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("at", OUTSIDE)
+def test_exact_trains_as_if_nobody_had_died(
+    at: At, victim: int, staging: Staging, tmp_path: Path
+) -> None:
+    kills = [Kill(step=2, replica=victim, at=at)]
+    ends = train(tmp_path, policy="exact", staging=staging, kills=kills)
+    check(tmp_path, ends, {0, 1, 2, 3} - {victim})
+    parameters, losses = serial(3, 4, 5)
+    lines = steps_of(tmp_path, 1)
+    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-9)
+    torch.testing.assert_close(ends[1].parameters, parameters)
+
+
+@pytest.mark.parametrize("staging", STAGINGS)
+@pytest.mark.parametrize("policy", ["static", "exact"])
+@pytest.mark.parametrize("inside", INSIDE)
+def test_a_second_death_in_the_recovery(
+    inside: At, policy: str, staging: Staging, tmp_path: Path
+) -> None:
+    kills = [Kill(step=2, replica=1, at=At.FORWARD), Kill(step=2, replica=0, at=inside)]
+    ends = train(tmp_path, policy=policy, staging=staging, kills=kills)
+    check(tmp_path, ends, {2, 3})
+
+
+@pytest.mark.parametrize("staging", STAGINGS)
+def test_a_promoted_spare_needs_no_extra_microbatch(staging: Staging, tmp_path: Path) -> None:
+    # After the first death five replicas do 12 microbatches: four majors of 3, and a spare.
+    kills = [
+        Kill(step=1, replica=0, at=At.DURING_SYNC, bucket=1),
+        Kill(step=3, replica=2, at=At.DURING_SYNC, bucket=2),
+    ]
+    ends = train(tmp_path, replicas=6, grad_accum=2, staging=staging, kills=kills)
+    check(tmp_path, ends, {1, 3, 4, 5})
+    first, second = (line for line in ends[1].failures)
+    assert first["boundary"]
+    assert first["restore"] == "non_blocking"
+    assert not second["boundary"]
+    assert second["restore"] == "blocking"
+    assert second["promoted"] == {2: 5}
+    assert not second["extra"]
+
+
+def test_a_death_between_commit_and_optimizer_belongs_to_the_next_step(tmp_path: Path) -> None:
+    for at in (At.AFTER_COMMIT, At.OPTIMIZER):
+        out = tmp_path / at
+        ends = train(out, kills=[Kill(step=2, replica=3, at=at)])
+        assert [line["step"] for line in ends[0].failures] == [3]
+        assert ends[0].steps[2]["replicas"] == 4
+
+
+def test_a_death_right_before_the_commit_leaves_the_step_standing(tmp_path: Path) -> None:
+    ends = train(tmp_path, kills=[Kill(step=2, replica=3, at=At.BEFORE_COMMIT)])
+    check(tmp_path, ends, {0, 1, 2})
+    assert ends[0].steps[2]["contributions"] == {0: 3, 1: 3, 2: 3, 3: 3}
+    assert [line["step"] for line in ends[0].failures] == [3]
+
+
+@pytest.mark.parametrize("at", [At.BEFORE_COMMIT, At.AFTER_COMMIT, At.OPTIMIZER])
+def test_a_death_at_the_very_end_is_noticed_in_finish(at: At, tmp_path: Path) -> None:
+    ends = train(tmp_path, kills=[Kill(step=4, replica=0, at=at)])
+    check(tmp_path, ends, {1, 2, 3})
+    assert len(steps_of(tmp_path, 1)) == 5
+
+
+def test_down_to_the_last_one(tmp_path: Path) -> None:
+    kills = [
+        Kill(step=0, replica=0, at=At.BEFORE_SYNC),
+        Kill(step=2, replica=3, at=At.DURING_SYNC),
+        Kill(step=3, replica=1, at=At.FORWARD, microbatch=2),
+    ]
+    ends = train(tmp_path, policy="exact", kills=kills)
+    check(tmp_path, ends, {2})
+    torch.testing.assert_close(ends[2].parameters, serial(3, 4, 5)[0])
+
+
+def test_one_that_lost_a_sum_which_the_others_have_is_waited_for(tmp_path: Path) -> None:
+    # Completion is not uniform. Nobody died, so the same gradients are reduced again.
+    ends = train(
+        tmp_path,
+        policy="exact",
+        staging="snapshot",
+        lost=lambda rank, epoch, number: (rank, epoch, number) == (2, 0, 15),
+    )
+    assert set(ends) == {0, 1, 2, 3}
+    assert len(ends[0].failures) == 1
+    assert ends[0].failures[0]["failed"] == []
+    torch.testing.assert_close(ends[0].parameters, serial(3, 4, 5)[0])
+
+
+def test_adaptive_commits_less_and_is_found_out(tmp_path: Path) -> None:
+    ends = train(tmp_path, policy="adaptive", kills=[Kill(step=2, replica=1, at=At.FORWARD)])
+    assert [line["total"] for line in ends[0].steps] == [12, 12, 9, 9, 9]
+    assert not verify(tmp_path).holds
+    assert verify(tmp_path, allow_shrinking_batch=True).holds
+
+
+def test_replicas_of_two_ranks_die_together(tmp_path: Path) -> None:
+    from ulfm_core import ReplicaCondemnedError
+
+    with pytest.raises(ReplicaCondemnedError):
+        train(
+            tmp_path,
+            replicas=3,
+            replica_size=2,
+            kills=[Kill(step=2, replica=1, rank=1, at=At.DURING_SYNC)],
+        )
+    lines = [
+        line
+        for rank in (0, 1, 4, 5)
+        for line in read_events(tmp_path)[rank]
+        if line["event"] in {"failure", "exit"}
+    ]
+    assert [line["event"] for line in lines] == ["failure", "exit"] * 4
+    assert {tuple(line["failed"]) for line in lines if line["event"] == "failure"} == {(1,)}
+
+
+@pytest.mark.parametrize("replicas", [2, 4, 6])
+@pytest.mark.parametrize("policy", ["static", "exact"])
+def test_a_job_resumes_with_any_number_of_replicas(
+    replicas: int, policy: str, tmp_path: Path
+) -> None:
+    halves = train(tmp_path, policy=policy, until=3, kills=[Kill(step=1, replica=0, at=At.FORWARD)])
+    half = halves[2]
+    ends = train(
+        tmp_path,
+        policy=policy,
+        replicas=replicas,
+        initial=4,
+        state=half.state,
+        weights=half.parameters,
+    )
+    check(tmp_path, ends, range(replicas))
+    totals = {line["step"]: line["total"] for rank in (1, 0) for line in steps_of(tmp_path, rank)}
+    assert totals == dict.fromkeys(range(5), 12)
+    if policy == "exact":
+        torch.testing.assert_close(ends[0].parameters, serial(3, 4, 5)[0])
+
+
+@pytest.mark.property
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seed=st.integers(0, 2**32),
+    replicas=st.integers(2, 6),
+    grad_accum=st.integers(1, 4),
+    policy=st.sampled_from(["static", "exact"]),
+    staging=st.sampled_from(STAGINGS),
+    data=st.data(),
+)
+def test_any_schedule_keeps_the_batch(
+    seed: int,
+    replicas: int,
+    grad_accum: int,
+    policy: str,
+    staging: Staging,
+    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    count = data.draw(st.integers(1, replicas - 1))
+    kills = generate(Shape(replicas=replicas, steps=4), seed=seed, count=count)
+    out = tmp_path_factory.mktemp("job")
+    ends = train(
+        out, replicas=replicas, grad_accum=grad_accum, steps=4, policy=policy, staging=staging,
+        kills=kills,
+    )  # fmt: skip
+    died = {
+        line["replica"]
+        for lines in read_events(out).values()
+        for line in lines
+        if line["event"] == "inject"
+    }
+    check(out, ends, set(range(replicas)) - died)
+    # A place in a recovery is passed only where there is something to restore or to extend.
+    assert {k.replica for k in kills if not k.at.in_recovery} <= died
+    if policy == "exact":
+        survivor = min(ends)
+        expected, losses = serial(grad_accum, replicas, 4)
+        torch.testing.assert_close(ends[survivor].parameters, expected)
+        assert [line["loss"] for line in steps_of(out, survivor)] == pytest.approx(losses)
+
+
+# ------------------------------------------------------------------------------------------- misuse
+
+
+def alone(program: Callable[[Job, nn.Module], None], out: Path, **fields: Any) -> None:
+    def body(rank: RankThread) -> None:
+        model = small_model()
+        job = Job(
+            rank,
+            PlainGradients(model),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            policy=policy_named("static"),
+            grad_accum=2,
+            log=EventLog(out, rank.rank),
+            **fields,
+        )
+        program(job, model)
+
+    ThreadWorld(1).run(body)
+
+
+def test_a_step_left_early_is_refused(tmp_path: Path) -> None:
+    def program(job: Job, model: nn.Module) -> None:
+        for _step in job.steps(2):
+            pass
+
+    with pytest.raises(UsageError, match="step 0 was left before its end"):
+        alone(program, tmp_path)
+
+
+def test_a_microbatch_without_backward_is_refused(tmp_path: Path) -> None:
+    def program(job: Job, model: nn.Module) -> None:
+        for step in job.steps(2):
+            for _microbatch in step:
+                pass
+
+    with pytest.raises(UsageError, match="backward\\(\\) was not called for microbatch 0"):
+        alone(program, tmp_path)
+
+
+def test_a_second_backward_is_refused(tmp_path: Path) -> None:
+    def program(job: Job, model: nn.Module) -> None:
+        for step in job.steps(2):
+            for microbatch in step:
+                step.backward(loss_of(model, microbatch))
+                step.backward(loss_of(model, microbatch))
+
+    with pytest.raises(UsageError, match="once for each microbatch"):
+        alone(program, tmp_path)
+
+
+def test_a_step_is_iterated_once(tmp_path: Path) -> None:
+    def program(job: Job, model: nn.Module) -> None:
+        for step in job.steps(2):
+            for microbatch in step:
+                step.backward(loss_of(model, microbatch))
+            list(step)
+
+    with pytest.raises(UsageError, match="was iterated over already"):
+        alone(program, tmp_path)
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, math.nan])
+def test_a_norm_to_clip_to_is_positive(norm: float, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="max_norm"):
+        alone(lambda job, model: None, tmp_path, max_norm=norm)
+
+
+def test_an_unknown_staging_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="use no-copy or snapshot"):
+        alone(lambda job, model: None, tmp_path, staging="twice")
+
+
+def test_replicas_with_other_buckets_are_refused(tmp_path: Path) -> None:
+    def body(rank: RankThread) -> None:
+        model = nn.Linear(4, 3 + rank.rank)
+        Job(
+            rank,
+            PlainGradients(model),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            policy=policy_named("static"),
+            grad_accum=2,
+            log=EventLog(tmp_path, rank.rank),
+        )
+
+    with pytest.raises(DivergenceError, match="build the same model"):
+        ThreadWorld(2).run(body)
+
+
+def test_a_total_other_than_b_is_not_committed(tmp_path: Path) -> None:
+    def body(rank: RankThread) -> None:
+        model = small_model()
+        job = Job(
+            rank,
+            PlainGradients(model),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            policy=policy_named("static"),
+            grad_accum=2,
+            log=EventLog(tmp_path, rank.rank),
+        )
+        before = flat(model)
+        try:
+            for step in job.steps(1):
+                for microbatch in step:
+                    step.backward(loss_of(model, microbatch))
+                    if rank.rank == 1:  # forgets one that it has computed
+                        step._losses.clear()
+                        step._losses.update(dict.fromkeys(job.plan.assigned[1], torch.ones(())))
+                        plan = job.plan
+                        short = {**plan.assigned, 1: plan.assigned[1][:1]}
+                        object.__setattr__(plan, "assigned", short)
+        finally:
+            assert torch.equal(before, flat(model))
+
+    with pytest.raises(InvariantError):
+        ThreadWorld(2).run(body)
+
+
+def test_what_a_rank_says_while_it_waits(tmp_path: Path) -> None:
+    beats: dict[int, Sequence[str]] = {}
+
+    def body(rank: RankThread) -> None:
+        model = small_model()
+        job = Job(
+            rank,
+            PlainGradients(model),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            policy=policy_named("static"),
+            grad_accum=1,
+            log=EventLog(tmp_path, rank.rank),
+        )
+        for step in job.steps(1):
+            for microbatch in step:
+                step.backward(loss_of(model, microbatch))
+        job.finish(list(model.parameters()))
+        beats[rank.rank] = rank.beats
+
+    ThreadWorld(2).run(body)
+    assert beats[1] == [
+        "step 0, microbatch 1",
+        "step 0, reducing",
+        "step 0, agreeing",
+        "the end of the job",
+    ]
