@@ -17,12 +17,13 @@ class Console:
 
     def step(self, line: Mapping[str, Any]) -> None:
         """Print one line: loss, replicas, epoch, microbatches."""
-        speed = line["tokens"] / line["seconds"] if line["seconds"] > 0 else 0.0
+        # A job that does not say how many tokens a microbatch has counts none.
+        speed = f"  {line['tokens'] / line['seconds']:,.0f} tokens/s" if line["tokens"] else ""
         print(
             f"step {line['step']:4d}  loss {line['loss']:.4f}  norm {line['grad_norm']:.3f}"
             f"  replicas {line['replicas']}/{self._replicas}  epoch {line['epoch']}"
             f"  microbatches {line['total']}{' (extended)' if line['boundary'] else ''}"
-            f"  {line['seconds']:.2f} s  {speed:,.0f} tokens/s",
+            f"  {line['seconds']:.2f} s{speed}",
             flush=True,
         )
 

@@ -1,0 +1,42 @@
+from typing import Any
+
+import pytest
+
+from integrations_hsdp.console import Console
+
+STEP: dict[str, Any] = {
+    "step": 3, "loss": 2.5, "grad_norm": 1.25, "replicas": 3, "epoch": 1, "total": 32,
+    "boundary": True, "seconds": 0.5, "tokens": 1000,
+}  # fmt: skip
+FAILURE: dict[str, Any] = {"step": 3, "epoch": 1, "failed": [0], "extra": {}, "promoted": {}}
+
+
+def test_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(replicas=4).step(STEP)
+    assert capsys.readouterr().out == (
+        "step    3  loss 2.5000  norm 1.250  replicas 3/4  epoch 1  microbatches 32 (extended)"
+        "  0.50 s  2,000 tokens/s\n"
+    )
+
+
+def test_no_speed_where_tokens_are_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(replicas=4).step({**STEP, "boundary": False, "tokens": 0})
+    assert capsys.readouterr().out.endswith("microbatches 32  0.50 s\n")
+
+
+@pytest.mark.parametrize(
+    ("fields", "decided"),
+    [
+        ({"extra": {1: [0, 1], 2: [2]}}, "policy boundary, 3 extra microbatches (1: 2, 2: 1)"),
+        ({"promoted": {0: 3}}, "spare 3 takes the place of 0"),
+        ({}, "the gradients are reduced again"),
+    ],
+)
+def test_a_failure(
+    fields: dict[str, Any], decided: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Console(replicas=4).failure({**FAILURE, **fields}, seconds=0.012)
+    said = capsys.readouterr().out
+    assert "step 3: lost replica 0 -> epoch 1" in said
+    assert decided in said
+    assert "12 ms" in said

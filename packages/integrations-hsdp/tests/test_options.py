@@ -1,0 +1,96 @@
+from pathlib import Path
+
+import pytest
+
+from grad_txn.errors import ScheduleError
+from grad_txn.schedule import At, Kill
+from integrations_hsdp.options import OptionError, parse, schedule_of
+from integrations_hsdp.pretrain import main
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def outside_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMPI_COMM_WORLD_SIZE", "ULFM_RESTART"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def arguments(tmp_path: Path, *more: str) -> list[str]:
+    return ["--steps", "6", "--grad-accum", "8", "--out", str(tmp_path / "run"), *more]
+
+
+def test_defaults(tmp_path: Path) -> None:
+    options = parse(arguments(tmp_path))
+    assert (options.policy, options.detection, options.staging) == ("static", "deferred", "no-copy")
+    assert options.resume is None
+    assert schedule_of(options, replicas=4) == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--grad-accum", "0"], "--grad-accum 0"),
+        (["--shard-size", "2"], "--shard-size 2"),
+        (["--failures", "f.yaml", "--random-failures", "1"], "exclude each other"),
+    ],
+)
+def test_what_cannot_work_is_named(tmp_path: Path, flags: list[str], named: str) -> None:
+    with pytest.raises(OptionError, match=named):
+        parse(arguments(tmp_path, *flags))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--steps", "0"], ["--lr", "0"], ["--lr", "nan"], ["--policy", "none"], ["--batch", "x"]],
+)
+def test_malformed_flags_end_with_2(tmp_path: Path, flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments(tmp_path, *flags))
+    assert ended.value.code == 2
+
+
+def test_an_earlier_run_is_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run" / "events").mkdir(parents=True)
+    with pytest.raises(OptionError, match="earlier run"):
+        parse(arguments(tmp_path))
+    assert parse(arguments(tmp_path, "--resume")).resume == ""
+    monkeypatch.setenv("ULFM_RESTART", "1")
+    assert parse(arguments(tmp_path)).resume is None
+
+
+def test_a_written_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "failures.yaml"
+    path.write_text("- {step: 3, replica: 0, at: during_sync, bucket: 1}\n")
+    options = parse(arguments(tmp_path, "--failures", str(path)))
+    kill = Kill(step=3, replica=0, at=At.DURING_SYNC, bucket=1)
+    assert schedule_of(options, replicas=4) == (kill,)
+    path.write_text("- {step: 3, replica: 9, at: forward}\n")
+    with pytest.raises(ScheduleError, match="9"):
+        schedule_of(options, replicas=4)
+
+
+def test_a_drawn_schedule_is_the_same_everywhere(tmp_path: Path) -> None:
+    flags = ["--random-failures", "2", "--failure-seed", "7", "--failure-at", "forward"]
+    one, other = (schedule_of(parse(arguments(tmp_path, *flags)), replicas=4) for _ in range(2))
+    assert one == other
+    assert [kill.at for kill in one] == [At.FORWARD] * 2
+
+
+def test_outside_ulfmrun_there_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "ulfmrun -n N" in said
+
+
+def test_a_missing_text_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    assert main(arguments(tmp_path, "--text", "no-such-file")) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "--text no-such-file" in said
