@@ -41,6 +41,15 @@ np.testing.assert_array_equal(buffers[0], sum(held(50_000, rank) for rank in ran
 np.testing.assert_array_equal(buffers[1], held(50_000, SIZE - 1))
 np.testing.assert_array_equal(gathered, 10_000_000 * np.arange(SIZE))
 
+# The application's own messages on the same communicator keep apart from those.
+comm = world.comm()
+works = [world.all_reduce(held(20_000, RANK)) for _ in range(5)]
+for number in range(50):
+    got = comm.sendrecv((RANK, number), dest=(RANK + 1) % SIZE, source=(RANK - 1) % SIZE)
+    assert got == ((RANK - 1) % SIZE, number)
+for work in works:
+    work.result()
+
 begun = time.monotonic()
 if RANK == SIZE - 1:
     time.sleep(0.4)
