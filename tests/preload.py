@@ -154,7 +154,7 @@ class Preloaded:
             streams = [
                 files.enter_context(file)
                 for file in (
-                    Path(os.devnull).open("rb"),
+                    Path(os.devnull).open("rb"),  # noqa: SIM115
                     out.with_suffix(".stdout").open("wb"),
                     out.with_suffix(".stderr").open("wb"),
                 )
@@ -246,9 +246,10 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str], pyth
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False))
-    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False))
-    sys.stderr = io.TextIOWrapper(open(2, "wb", buffering=0, closefd=False), write_through=True)
+    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False))  # noqa: SIM115
+    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False))  # noqa: SIM115
+    errors = open(2, "wb", buffering=0, closefd=False)  # noqa: SIM115
+    sys.stderr = io.TextIOWrapper(errors, write_through=True)  # type: ignore[arg-type]
     if arguments[0] == LAUNCH:
         os.setsid()
         mpirun = launch.find_mpirun().path  # beside the real interpreter
@@ -258,7 +259,7 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str], pyth
     assert arguments[:2] == RANK, arguments
     sys.argv = [_bootstrap.__file__, *arguments[2:]]
     sys.path[0] = folder
-    _bootstrap.main()
+    return _bootstrap.main()
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def test_all_ranks_die_and_the_job_starts_again(trainer: Trainer, references: Re
         "--checkpoint-every",
         "2",
         options=["--max-restarts", "1"],
-        program=lost_after(trainer, 5),
+        program=lost_after(trainer, 4),
     )
     assert run.code == 0, run.said
     assert "restart 1 of 1 with 4 of 4 ranks" in run.said

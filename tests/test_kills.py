@@ -89,6 +89,10 @@ def in_recovery() -> list[Case]:
     ]
 
 
+def kill(replica: int, at: At) -> Kill:
+    return Kill(step=3, replica=replica, at=at)
+
+
 def with_spares() -> list[Case]:
     """Six replicas: five for 12 microbatches are four majors and a spare, replica 5.
 
@@ -101,12 +105,12 @@ def with_spares() -> list[Case]:
             [
                 (2, (Kill(step=3, replica=2, at=At.DURING_SYNC),)),  # promoted
                 (2, (Kill(step=3, replica=5, at=At.BEFORE_SYNC),)),  # the spare itself
-                (2, (Kill(step=3, replica=1, at=At.FORWARD), Kill(step=3, replica=5, at=At.FORWARD))),
-                (1, (Kill(step=3, replica=1, at=At.AFTER_SYNC), Kill(step=3, replica=2, at=At.DURING_REPAIR))),
-                (1, (Kill(step=3, replica=1, at=At.DURING_SYNC), Kill(step=3, replica=4, at=At.DURING_RESTORE))),
+                (2, (kill(1, At.FORWARD), kill(5, At.FORWARD))),
+                (1, (kill(1, At.AFTER_SYNC), kill(2, At.DURING_REPAIR))),
+                (1, (kill(1, At.DURING_SYNC), kill(4, At.DURING_RESTORE))),
             ]
         )
-    ]  # fmt: skip
+    ]
 
 
 def down_to_one() -> list[Case]:
@@ -116,7 +120,8 @@ def down_to_one() -> list[Case]:
         case(
             number,
             tuple(
-                Kill(step=step, replica=replica, at=places[step]) for step, replica in enumerate(order)
+                Kill(step=step, replica=replica, at=places[step])
+                for step, replica in enumerate(order)
             ),
             replicas=len(order) + 1,
             grad_accum=2,
@@ -125,7 +130,7 @@ def down_to_one() -> list[Case]:
         )
         for number, order in enumerate(orders)
         for policy in POLICIES
-    ]  # fmt: skip
+    ]
 
 
 def name(one: Case) -> str:

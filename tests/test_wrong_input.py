@@ -31,8 +31,19 @@ SMALL = Case(replicas=2, grad_accum=2, steps=3)
 def test_one_line_and_code_2(flags: list[str], told: str, trainer: Trainer) -> None:
     Path(trainer.folder, "schedule.yaml").write_text("- {step: 1, replica: 7, at: forward}\n")
     Path(trainer.folder, "short.txt").write_text("short")
-    job = trainer.start(SMALL, "run", *flags)
-    assert job.wait(60) == 2, job.stderr
+    # A plain start: a fork ends later than a process of its own, and its words would be passed on.
+    command = [
+        "-n",
+        "2",
+        "-m",
+        "integrations_hsdp.pretrain",
+        *SMALL.flags(),
+        "--out",
+        "run",
+        *flags,
+    ]
+    job = python("ulfm_core.launch", *command, folder=trainer.folder)
+    assert job.returncode == 2, job.stderr
     assert job.stdout == ""
     assert len(job.stderr.splitlines()) == 1, job.stderr
     assert told in job.stderr
@@ -84,11 +95,14 @@ def test_the_verifier_finds_a_wrong_total(trainer: Trainer) -> None:
     assert python("grad_txn.verify", str(run.out)).returncode == 1
 
 
-def python(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def python(
+    module: str, *arguments: str, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
+        cwd=folder,
     )
