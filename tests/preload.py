@@ -228,7 +228,7 @@ def _fork(connection: socket.socket, others: Sequence[socket.socket], python: st
     except SystemExit as wanted:
         code = wanted.code if isinstance(wanted.code, int) else int(wanted.code is not None)
     except BaseException:  # noqa: BLE001 - a fork must not go on in the server's code
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -240,6 +240,7 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str], pyth
     """Be the process that the stub, or `Preloaded.start`, would have been."""
     from ulfm_core import _bootstrap, launch
     from ulfm_core._parent import die_with_parent
+    from ulfm_core.mpirun import find_mpirun
 
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -249,10 +250,10 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str], pyth
     sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False))  # noqa: SIM115
     sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False))  # noqa: SIM115
     errors = open(2, "wb", buffering=0, closefd=False)  # noqa: SIM115
-    sys.stderr = io.TextIOWrapper(errors, write_through=True)  # type: ignore[arg-type]
+    sys.stderr = io.TextIOWrapper(errors, write_through=True)
     if arguments[0] == LAUNCH:
         os.setsid()
-        mpirun = launch.find_mpirun().path  # beside the real interpreter
+        mpirun = find_mpirun().path  # beside the real interpreter
         sys.executable = python
         sys.argv = ["ulfmrun", *arguments[1:]]
         return launch.main(["--mpirun", str(mpirun), *arguments[1:]])
