@@ -172,6 +172,12 @@ def test_a_run_that_lost_steps_between_its_parts_is_not_proved(tmp_path: Path) -
     assert any("step 3 is missing" in problem for problem in verify(tmp_path).problems)
 
 
+def test_a_shrunken_batch_may_take_several_steps_over_what_deaths_gave_back(tmp_path: Path) -> None:
+    kills = [kill(2, replica) for replica in range(7)]
+    play_run(tmp_path, policy="adaptive", replicas=8, grad_accum=1, steps=8, kills=kills)
+    assert verify(tmp_path, allow_shrinking_batch=True).problems == ()
+
+
 def test_a_smaller_batch_passes_only_when_told_and_only_for_adaptive(tmp_path: Path) -> None:
     play_run(tmp_path, policy="adaptive", kills=[kill(2, 0)])
     (first, *_) = verify(tmp_path).problems

@@ -159,8 +159,8 @@ class _State:
         }
 
     def load(self, checkpoints: Checkpoints, path: Path) -> None:
-        # A checkpoint is read into what is there, and a new optimizer has no moments yet. torch makes
-        # them only where no gradients exist; here they are views of DDP's buckets, and zero.
+        # A checkpoint is read into what is there, and a new optimizer has no moments yet. torch
+        # makes them only where no gradients exist; here they are views of DDP's buckets, and zero.
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
