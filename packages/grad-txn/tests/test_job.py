@@ -145,12 +145,34 @@ def serial(grad_accum: int, replicas: int, steps: int) -> tuple[torch.Tensor, li
     return flat(model), losses
 
 
+def replayed(out: Path, rank: int) -> tuple[torch.Tensor, list[float]]:
+    """What plain torch makes of the microbatches that a rank's log says were committed."""
+    model = small_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for line in steps_of(out, rank):
+        optimizer.zero_grad()
+        counted = [microbatch for ids in line["ids"].values() for microbatch in ids]
+        mean = torch.stack([loss_of(model, microbatch) for microbatch in counted]).mean()
+        mean.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(mean.detach()))
+    return flat(model), losses
+
+
 def check(out: Path, survivors: Mapping[int, Seen], expected: Iterable[int]) -> None:
     assert set(survivors) == set(expected)
     verdict = verify(out)
     assert verdict.problems == ()
     first, *others = [seen.parameters for seen in survivors.values()]
     assert all(torch.equal(first, other) for other in others)
+    # What was trained is what the log says was committed: no spare slipped in, nothing twice.
+    if verdict.runs == 1:
+        parameters, losses = replayed(out, min(survivors))
+        torch.testing.assert_close(first, parameters)
+        found = [line["loss"] for line in steps_of(out, min(survivors))]
+        assert found == pytest.approx(losses, rel=1e-9)
 
 
 @pytest.mark.parametrize("staging", STAGINGS)
@@ -229,6 +251,8 @@ def test_a_death_at_the_very_end_is_noticed_in_finish(at: At, tmp_path: Path) ->
     ends = train(tmp_path, kills=[Kill(step=4, replica=0, at=at)])
     check(tmp_path, ends, {1, 2, 3})
     assert len(steps_of(tmp_path, 1)) == 5
+    last = [line for line in read_events(tmp_path)[1] if line["event"] == "failure"][-1]
+    assert last["failed"] == [0]
 
 
 def test_down_to_the_last_one(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoints", "newest"]
 
 _NAME = re.compile(r"step-(\d+)")
+_FAILURES = (Exception, CheckpointException)  # the latter is none of the former
 _log = logging.getLogger(__name__)
 
 
@@ -103,7 +105,7 @@ class Checkpoints:
             final = self._directory / f"step-{step}"
             shutil.rmtree(final, ignore_errors=True)
             hidden.rename(final)
-        except Exception as error:
+        except _FAILURES as error:
             raise _unwritable(self._directory, error) from error
         if self._written is not None:
             self._written(step, final, time.perf_counter() - begun)
@@ -117,7 +119,7 @@ class Checkpoints:
         """
         try:
             load(state, checkpoint_id=str(path))
-        except Exception as error:
+        except _FAILURES as error:
             raise CheckpointError(
                 f"{path} cannot be resumed from ({_first_line(error)}); is it of the same model?"
             ) from error
@@ -138,5 +140,7 @@ def _unwritable(directory: Path, error: BaseException) -> CheckpointError:
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, CheckpointException):  # by rank, what went wrong and where
+        error, _ = next(iter(error.failures.values()))
     text = str(error).strip().splitlines()
     return text[0] if text else type(error).__name__
