@@ -109,7 +109,8 @@ def stacks(out: Path) -> str:
 def outcome_of(
     run: Run, reference: dict[int, tuple[float, float]], dead: set[int]
 ) -> tuple[str, list[str]]:
-    died = {line["replica"] for line in run.of("inject")} | dead
+    # Whoever had written its last line when it was struck has finished all the same.
+    died = {line["replica"] for line in run.of("inject")} | (dead - set(run.finishers()))
     problems = problems_of(run, reference, dead=died)
     text = "\n".join(problems)
     finished = run.finishers()

@@ -1,5 +1,6 @@
 """Wrong input gets one clear line, and exit code 2 (1 from the verifier)."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,58 @@ def test_without_ulfmrun(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert "ulfmrun" in done.stderr
+
+
+def test_a_log_of_an_earlier_run_is_not_mixed_with_another(tmp_path: Path) -> None:
+    (tmp_path / "run" / "events").mkdir(parents=True)
+    job = python(
+        "ulfm_core.launch", "-n", "2", "-m", "integrations_hsdp.pretrain", *SMALL.flags(),
+        "--out", "run", folder=tmp_path,
+    )  # fmt: skip
+    assert job.returncode == 2, job.stderr
+    assert len(job.stderr.splitlines()) == 1, job.stderr
+    assert "holds the log of an earlier run" in job.stderr
+
+
+def test_a_damaged_checkpoint(trainer: Trainer) -> None:
+    first = trainer.run(SMALL, "run", "--checkpoint-every", "2")
+    assert first.code == 0, first.said
+    for data in (first.out / "checkpoints" / "step-2").glob("*.distcp"):
+        data.write_bytes(data.read_bytes()[:100])
+    job = python(
+        "ulfm_core.launch", "-n", "2", "-m", "integrations_hsdp.pretrain", *SMALL.flags(),
+        "--out", "run", "--resume", folder=trainer.folder,
+    )  # fmt: skip
+    assert job.returncode == 2, job.stderr
+    told = [line for line in job.stderr.splitlines() if line.startswith("pretrain: ")]
+    assert len(told) == 1, job.stderr
+    assert "cannot be resumed from" in told[0]
+
+
+def test_an_mpi_that_was_started_without_fault_tolerance(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("mpirun"), "-n", "2", "--map-by", "slot:OVERSUBSCRIBE",
+            sys.executable, "-m", "integrations_hsdp.pretrain", *SMALL.flags(), "--out", "run",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMP_NUM_THREADS": "1",
+        },
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    # mpirun adds its own banner; of the ranks, each says its line and no more.
+    told = [line for line in done.stderr.splitlines() if "pretrain" in line]
+    assert 1 <= len(told) <= 2, done.stderr
+    assert all("without fault tolerance: use ulfmrun" in line for line in told)
+    assert "Traceback" not in done.stderr
 
 
 def test_an_mpi_without_ulfm(tmp_path: Path) -> None:
