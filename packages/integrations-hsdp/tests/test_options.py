@@ -41,13 +41,26 @@ def test_what_cannot_work_is_named(tmp_path: Path, flags: list[str], named: str)
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [["--steps", "0"], ["--lr", "0"], ["--lr", "nan"], ["--policy", "none"], ["--batch", "x"]],
+    ("flags", "named"),
+    [
+        (["--steps", "0"], "--steps: 0 is less than 1"),
+        (["--steps", "x"], "--steps: 'x' is no whole number"),
+        (["--lr", "0"], "--lr: 0 is not positive"),
+        (["--lr", "nan"], "--lr: nan is not positive"),
+        (["--lr", "fast"], "--lr: 'fast' is no number"),
+        (["--policy", "none"], "--policy: invalid choice: 'none'"),
+        (["--unknown"], "--unknown"),
+    ],
 )
-def test_malformed_flags_end_with_2(tmp_path: Path, flags: list[str]) -> None:
+def test_malformed_flags_get_one_line_and_code_2(
+    tmp_path: Path, flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(arguments(tmp_path, *flags))
     assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert named in said
 
 
 def test_an_earlier_run_is_not_mixed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +88,12 @@ def test_a_drawn_schedule_is_the_same_everywhere(tmp_path: Path) -> None:
     one, other = (schedule_of(parse(arguments(tmp_path, *flags)), replicas=4) for _ in range(2))
     assert one == other
     assert [kill.at for kill in one] == [At.FORWARD] * 2
+
+
+def test_more_deaths_than_replicas_are_refused(tmp_path: Path) -> None:
+    options = parse(arguments(tmp_path, "--random-failures", "4"))
+    with pytest.raises(OptionError, match="--random-failures 4"):
+        schedule_of(options, replicas=4)
 
 
 def test_outside_ulfmrun_there_is_one_line(

@@ -4,7 +4,9 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
+from grad_txn.errors import ScheduleError
 from grad_txn.schedule import At, Schedule, Shape, generate, load_schedule
 from grad_txn.transaction import STAGINGS
 from workload_policy import POLICY_NAMES
@@ -16,9 +18,15 @@ class OptionError(ValueError):
     """A flag, or a combination of them, that cannot work."""
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        # One line: the whole usage above a message hides the message.
+        self.exit(2, f"pretrain: {message}; --help lists the flags\n")
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags; argparse ends the program with code 2 where one is malformed."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m integrations_hsdp.pretrain",
         description="Pre-train a small LLaMA-style byte-level decoder, through the loss of ranks. "
         "Run it under ulfmrun: "
@@ -151,7 +159,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=_positive,
         default=600.0,
         metavar="S",
-        help="end a rank that makes no progress for S seconds (default: %(default)s)",
+        help="end a rank that makes no progress for S seconds, its set-up included "
+        "(default: %(default)s)",
     )
     running.add_argument(
         "--threads", type=_at_least(1), help="torch threads of a rank (default: OMP_NUM_THREADS)"
@@ -192,22 +201,29 @@ def schedule_of(options: argparse.Namespace, *, replicas: int) -> Schedule:
     """Return the failure schedule, the same on every rank.
 
     Raises:
-        grad_txn.errors.ScheduleError: it cannot be read, or does not fit.
+        ScheduleError: a written one cannot be read, or does not fit.
+        OptionError: one cannot be drawn.
     """
     shape = Shape(replicas=replicas, replica_size=options.shard_size, steps=options.steps)
     if options.failures is not None:
         return load_schedule(options.failures, shape)
     if options.random_failures:
         weights = None if options.failure_at is None else dict.fromkeys(options.failure_at, 1.0)
-        return generate(
-            shape, seed=options.failure_seed, count=options.random_failures, weights=weights
-        )
+        count = options.random_failures
+        try:
+            return generate(shape, seed=options.failure_seed, count=count, weights=weights)
+        except ScheduleError as error:
+            raise OptionError(f"--random-failures {count}: {error}") from error
     return ()
 
 
 def _at_least(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            message = f"{text!r} is no whole number"
+            raise argparse.ArgumentTypeError(message) from None
         if value < least:
             message = f"{value} is less than {least}"
             raise argparse.ArgumentTypeError(message)
@@ -217,7 +233,11 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        message = f"{text!r} is no number"
+        raise argparse.ArgumentTypeError(message) from None
     if not value > 0:
         message = f"{text} is not positive"
         raise argparse.ArgumentTypeError(message)

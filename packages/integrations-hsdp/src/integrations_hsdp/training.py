@@ -23,7 +23,7 @@ from integrations_hsdp.data import ByteText, read_text
 from integrations_hsdp.ddp import DDPGradients, own_world
 from integrations_hsdp.model import Decoder, ModelShape
 from integrations_hsdp.options import OptionError
-from workload_policy import policy_named
+from workload_policy import PlanError, policy_named
 
 __all__ = ["train"]
 
@@ -91,6 +91,12 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
     source = _source(options)
     if source is not None:
         state.load(checkpoints, source)
+        # Started again by ulfmrun, a job may well find that all is done.
+        if not _restarted() and job.plan.step >= options.steps:
+            raise OptionError(
+                f"--steps {options.steps}: {source} is the state before step {job.plan.step}, "
+                "so nothing is left to do; give more steps"
+            )
     job.share(model.state_dict().values())
 
     for step in job.steps(options.steps):
@@ -122,8 +128,7 @@ def _inputs(options: argparse.Namespace) -> tuple[ByteText, ModelShape]:
 
 def _source(options: argparse.Namespace) -> Path | None:
     """The checkpoint to go on from, if any."""
-    restarted = int(os.environ.get("ULFM_RESTART", "0")) > 0
-    if options.resume is None and not restarted:
+    if options.resume is None and not _restarted():
         return None
     directory = Path(options.resume or options.out / "checkpoints")
     found = newest(directory)
@@ -135,6 +140,10 @@ def _source(options: argparse.Namespace) -> Path | None:
         )
         raise CheckpointError(message)
     return None  # restarted before the first checkpoint: from the beginning
+
+
+def _restarted() -> bool:
+    return int(os.environ.get("ULFM_RESTART", "0")) > 0
 
 
 class _State:
@@ -176,7 +185,13 @@ class _State:
             optim_state_dict=state["optimizer"],
         )
         self._scheduler.load_state_dict(json.loads(state["scheduler"]))
-        self._job.load_state_dict(json.loads(state["job"]))
+        try:
+            self._job.load_state_dict(json.loads(state["job"]))
+        except PlanError as error:
+            raise CheckpointError(
+                f"{path} cannot be resumed from ({error}); go on under the --policy it was written "
+                "with"
+            ) from error
 
 
 def _warm_up_then_cosine(warmup: int, steps: int) -> Any:
