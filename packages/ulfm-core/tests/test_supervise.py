@@ -106,6 +106,18 @@ def test_bad_input_is_answered_once(program: Program, pause: float) -> None:
     assert job.stderr.splitlines() == ["usage: train [--steps N]", refused]
 
 
+def test_bad_input_is_answered_once_though_the_exit_takes_long(program: Program) -> None:
+    text = """
+        import atexit
+        atexit.register(time.sleep, 0.6)
+        print("refused", file=sys.stderr)
+        sys.exit(2)
+    """
+    job = run_ranks(program(text), 3)
+    assert job.returncode == 2
+    assert job.stderr.splitlines() == ["refused"]
+
+
 def test_a_missing_module_is_bad_input(program: Program) -> None:
     job = run_ranks("json.no_such_part", 3)
     assert job.returncode == 2

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from ulfm_core import leaving
 from ulfm_core._channel import report
-from ulfm_core._farewell import BAD_INPUT, hold_stderr, say_farewell
+from ulfm_core._farewell import BAD_INPUT, hold_stderr, keep_refusal, say_farewell
 from ulfm_core._parent import die_with_parent
 from ulfm_core.errors import ReplicaCondemnedError
 
@@ -40,6 +40,7 @@ def main() -> NoReturn:
     report("start")
     hold_stderr()
     code = _run(sys.argv[1:])
+    keep_refusal(code)
     _run_exit_functions()
     say_farewell(code)
     _leave(code)

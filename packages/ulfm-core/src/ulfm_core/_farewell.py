@@ -16,7 +16,7 @@ from typing import BinaryIO, TextIO
 
 from ulfm_core._channel import ENVIRONMENT, report
 
-__all__ = ["BAD_INPUT", "hold_stderr", "say_farewell"]
+__all__ = ["BAD_INPUT", "hold_stderr", "keep_refusal", "say_farewell"]
 
 BAD_INPUT = 2
 
@@ -29,6 +29,15 @@ def hold_stderr() -> None:
     global _held  # noqa: PLW0603 - a process has one standard error
     if ENVIRONMENT in os.environ and _held is None:
         sys.stderr = _held = _HeldStderr(sys.stderr)
+
+
+def keep_refusal(code: int) -> None:
+    """Once a program has ended with this code: keep what it said, if that was a refusal.
+
+    Until `say_farewell`, however long its exit functions take.
+    """
+    if _held and code == BAD_INPUT:
+        _held.keep()
 
 
 def say_farewell(code: int) -> None:
@@ -62,6 +71,7 @@ class _HeldStderr(io.TextIOBase):
         self._lock = threading.Lock()
         self._written = threading.Event()
         self._direct = False
+        self._kept = False
         threading.Thread(target=self._pass_on, name="stderr", daemon=True).start()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -93,9 +103,16 @@ class _HeldStderr(io.TextIOBase):
         """Return what was due by then and has not been passed on, and now never will be."""
         text = ""
         with self._lock:
+            if self._kept and due < math.inf:
+                return ""
             while self._pieces and self._pieces[0][0] <= due:
                 text += self._pieces.popleft()[1]
         return text
+
+    def keep(self) -> None:
+        """From now on pass nothing on, for `take` to have."""
+        with self._lock:
+            self._kept = True
 
     def release(self) -> None:
         """Pass everything on, and from now on at once."""
@@ -107,7 +124,7 @@ class _HeldStderr(io.TextIOBase):
         while not self._direct:
             self._written.wait()
             self._written.clear()
-            while self._pieces:
+            while self._pieces and not self._kept:
                 time.sleep(self._delay / 4)
                 self._stream.write(self.take(time.monotonic()))
                 self._stream.flush()
