@@ -58,11 +58,14 @@ def sweep(block: Plate) -> None:
 
 
 def exchange_edges(comm: MPI.Comm, block: Plate) -> None:
-    """Fetch the rows next to this rank's from its neighbours."""
+    """Fetch the rows next to this rank's from its neighbours.
+
+    The tag is said because mpi4py would take any, also those of `all_reduce`.
+    """
     above = comm.rank - 1 if comm.rank > 0 else MPI.PROC_NULL
     below = comm.rank + 1 if comm.rank + 1 < comm.size else MPI.PROC_NULL
-    comm.Sendrecv(block[1], dest=above, recvbuf=block[-1], source=below)
-    comm.Sendrecv(block[-2], dest=below, recvbuf=block[0], source=above)
+    comm.Sendrecv(block[1], dest=above, recvbuf=block[-1], source=below, recvtag=0)
+    comm.Sendrecv(block[-2], dest=below, recvbuf=block[0], source=above, recvtag=0)
 
 
 def copy(world: ulfm_core.World, block: Plate, iteration: int) -> Copies:
@@ -72,7 +75,7 @@ def copy(world: ulfm_core.World, block: Plate, iteration: int) -> Copies:
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     rows = part(block.shape[1] - 2, ranks, ranks[left])
     theirs = np.empty((rows.stop - rows.start, block.shape[1]))
-    comm.Sendrecv(own, dest=right, recvbuf=theirs, source=left)
+    comm.Sendrecv(own, dest=right, recvbuf=theirs, source=left, recvtag=0)
     return Copies(iteration=iteration, ranks=ranks, held={ranks[left]: theirs, world.rank: own})
 
 
