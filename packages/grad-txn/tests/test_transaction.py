@@ -61,6 +61,19 @@ def test_commit_leaves_the_sums_divided_by_b(staging: Staging) -> None:
 
 
 @pytest.mark.parametrize("staging", STAGINGS)
+def test_commit_scales_the_sums_that_it_shows(staging: Staging) -> None:
+    def body(rank: RankThread, transaction: StepTransaction) -> None:
+        assert reduce_all(rank, transaction)
+        for mine, total in zip(transaction.sums, sums([0, 1, 2]), strict=True):
+            assert torch.equal(mine, total)
+        transaction.commit(8, scale=0.5)
+
+    for buckets in on_threads(3, staging, body).values():
+        for bucket, total in zip(buckets, sums([0, 1, 2]), strict=True):
+            assert torch.equal(bucket, total / 16)
+
+
+@pytest.mark.parametrize("staging", STAGINGS)
 def test_a_spare_adds_nothing(staging: Staging) -> None:
     def body(rank: RankThread, transaction: StepTransaction) -> None:
         assert reduce_all(rank, transaction, contribute=rank.rank != 1)

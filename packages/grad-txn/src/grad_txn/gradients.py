@@ -38,13 +38,15 @@ class Gradients(Protocol):
         ...
 
     def zero(self) -> None:
-        """Set all buckets to zero."""
+        """Forget the gradients: the next microbatch accumulates on zero.
+
+        What the buckets hold until then is of no interest.
+        """
         ...
 
-    def clip(self, max_norm: float | None) -> float:
-        """Return the global norm of the replica's gradients, scaled down to `max_norm` if given.
+    def norm(self, sums: Sequence[Tensor]) -> float:
+        """Return the global norm of the replica's gradients, were `sums` in its `buckets`.
 
-        The norm is the one before scaling. Collective over the replica where its gradients are
-        sharded.
+        Collective over the replica where its gradients are sharded.
         """
         ...

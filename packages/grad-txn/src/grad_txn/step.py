@@ -98,6 +98,8 @@ class Step:
         done = len(self._losses)
         begun = time.perf_counter()
         runtime.transaction.begin()
+        if not done:  # then the gradients start from zero, whatever is being restored
+            runtime.transaction.wait_restored()
         if not work:
             runtime.reached(at, self.number, microbatch=done)
             self._reduce_all()
@@ -207,8 +209,8 @@ class Step:
         runtime, plan = self._runtime, self._runtime.plan
         self.loss = float(sums[0]) / float(sums[1])
         self.committed = True
-        runtime.transaction.commit(plan.global_batch)
-        norm = runtime.gradients.clip(runtime.max_norm)
+        norm = runtime.gradients.norm(runtime.transaction.sums) / plan.global_batch
+        runtime.transaction.commit(plan.global_batch, scale=_clipping(norm, runtime.max_norm))
         now = time.perf_counter()
         self.line = {
             "step": self.number,
@@ -263,3 +265,11 @@ class Step:
                 seconds=recovery.compute_seconds,
                 rereduce=reduced,
             )
+
+
+def _clipping(norm: float, max_norm: float | None) -> float:
+    """By what gradients of this norm are multiplied, as `torch.nn.utils.clip_grad_norm_` does."""
+    if max_norm is None:
+        return 1.0
+    # In this order: a norm that is no number makes the scale none, which shows in the gradients.
+    return min(max_norm / (norm + 1e-6), 1.0)

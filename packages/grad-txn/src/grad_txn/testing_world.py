@@ -406,10 +406,6 @@ class PlainGradients:
         for bucket in self._buckets:
             bucket.zero_()
 
-    def clip(self, max_norm: float | None) -> float:
-        """Return the global norm; scale it down to `max_norm` if given, as torch does."""
-        norm = float(torch.linalg.vector_norm(torch.cat(list(self._buckets))))
-        if max_norm is not None:
-            for bucket in self._buckets:
-                bucket.mul_(min(1.0, max_norm / (norm + 1e-6)))
-        return norm
+    def norm(self, sums: Sequence[Tensor]) -> float:
+        """Return the norm of all `sums` together."""
+        return float(torch.linalg.vector_norm(torch.cat(list(sums))))

@@ -132,19 +132,25 @@ class StepTransaction:
 
     # --------------------------------------------------------------------------------------- commit
 
-    def commit(self, divisor: int) -> None:
+    @property
+    def sums(self) -> tuple[Tensor, ...]:
+        """The sums over the replicas, one a bucket: for reading, once they are drained."""
+        return self._buckets if self._in_place else self._second
+
+    def commit(self, divisor: int, *, scale: float = 1.0) -> None:
         """Leave the sums over the replicas, divided by `divisor`, in the buckets.
 
         Args:
             divisor: Always B.
+            scale: What clipping multiplies them by. It costs no pass over memory of its own.
 
         Local, after the agreement.
         """
-        for bucket, second in zip(self._buckets, self._second, strict=True):
-            if self._in_place:
-                bucket.div_(divisor)
+        for bucket, total in zip(self._buckets, self.sums, strict=True):
+            if scale == 1.0:
+                torch.div(total, divisor, out=bucket)
             else:
-                torch.div(second, divisor, out=bucket)
+                torch.mul(total, scale / divisor, out=bucket)
         self.begin()
 
 

@@ -70,6 +70,7 @@ class DDPGradients:
             parameter for parameter in module.parameters() if parameter.requires_grad
         ]
         self._ready: Callable[[int], None] | None = None
+        self._forgotten = False
         self._buckets: dict[int, Tensor] = {}
         self.model.register_comm_hook(None, self._hook)
         self._settle_buckets(module)
@@ -84,23 +85,26 @@ class DDPGradients:
         # What DDP.no_sync() does; it is read in forward, so it is set before.
         self.model.require_backward_grad_sync = last
         self._ready = ready
+        if self._forgotten:
+            self._forgotten = False
+            if last:
+                # DDP copies what it finds outside its buckets: one pass instead of two.
+                for parameter in self._parameters:
+                    parameter.grad = None
+            else:
+                for bucket in self._buckets.values():
+                    bucket.zero_()
 
     def end_microbatch(self) -> None:
         """Nothing is left: every bucket was told during backward."""
 
     def zero(self) -> None:
-        """Set the gradients to zero, in place: they stay views of the buckets."""
-        for bucket in self._buckets.values():
-            bucket.zero_()
+        """Let the next microbatch accumulate on zero. The gradients stay where they are."""
+        self._forgotten = True
 
-    def clip(self, max_norm: float | None) -> float:
-        """Return the global norm of the gradients; scale them down to `max_norm` if given."""
-        norm = torch.nn.utils.get_total_norm(self.buckets)
-        if max_norm is not None:
-            scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-            for bucket in self._buckets.values():
-                bucket.mul_(scale)
-        return float(norm)
+    def norm(self, sums: Sequence[Tensor]) -> float:
+        """Return the global norm of `sums`, one tensor a bucket."""
+        return float(torch.nn.utils.get_total_norm(sums))
 
     def _hook(
         self,
