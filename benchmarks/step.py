@@ -4,24 +4,23 @@
 
 For each detection mode and model size, one job of four processes holds all variants, each with a
 model copy of its own, and takes one step of each in turn, again and again. What counts is the ratio
-to plain DDP in the same round: these machines are noisy, and noise hits neighbours alike.
+to plain DDP in the same round: these machines are noisy, and noise hits neighbours alike. The
+processor time is that of all ranks together; where ranks outnumber cores, it is what a step costs.
 """
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-RANKS = 4
+from jobs import RANKS, hand_back, markdown, quartiles, run_job
+
 BASELINE = "DDP on gloo"
+DEFAULT_DDP = "DDP on gloo, with its own bucket copies"  # gradient_as_bucket_view=False
 STAGINGS = ("no-copy", "snapshot")
 DETECTIONS = ("deferred", "guarded")
 
@@ -51,100 +50,105 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("bench-output"))
     parser.add_argument("--rounds", type=int, default=40, help="counted steps of each variant")
+    parser.add_argument("--transport", default="tcp", choices=["tcp", "sm"], help="of ulfmrun")
     parser.add_argument("--smoke", action="store_true", help="a few steps, to see that it runs")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.job:
-        _job(json.loads(options.job), Path(options.out))
+        _job(json.loads(options.job))
         return 0
-    options.out.mkdir(parents=True, exist_ok=True)
+    rounds, sizes = (3, SIZES[:1]) if options.smoke else (options.rounds, SIZES)
     rows: list[dict[str, Any]] = []
-    for size in SIZES[:1] if options.smoke else SIZES:
-        for detection in DETECTIONS:
-            job = {
-                "size": asdict(size),
-                "detection": detection,
-                "rounds": 3 if options.smoke else options.rounds,
-            }
-            rows += _run(job)
+    for size in sizes:
+        for detection in DETECTIONS[:1] if options.smoke else DETECTIONS:
+            settings = {"size": asdict(size), "detection": detection, "rounds": rounds}
+            measured = run_job(__file__, settings, transport=options.transport)
+            rows += [{"size": size.name, "detection": detection, **row} for row in measured]
     table = _table(rows)
     print(table)
+    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "step.json").write_text(json.dumps(rows, indent=1))
     (options.out / "step.md").write_text(table + "\n")
     return 0
 
 
-def _run(job: dict[str, Any]) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "ulfm_core.launch", "-n", str(RANKS), __file__]
-        command += ["--job", json.dumps(job), "--out", scratch]
-        subprocess.run(command, check=True, timeout=900)
-        times: dict[str, list[float]] = json.loads((Path(scratch) / "times.json").read_text())
-    baseline = times[BASELINE]
-    rows = []
-    for variant, seconds in times.items():
-        ratios = sorted(ours / theirs for ours, theirs in zip(seconds, baseline, strict=True))
-        quarter = len(ratios) // 4
-        rows.append(
-            {
-                "size": job["size"]["name"],
-                "detection": "-" if variant == BASELINE else job["detection"],
-                "variant": variant,
-                "median_ms": 1e3 * statistics.median(seconds),
-                "ratio": statistics.median(ratios),
-                "ratio_quartiles": [ratios[quarter], ratios[-1 - quarter]],
-                "ratio_of_medians": statistics.median(seconds) / statistics.median(baseline),
-            }
-        )
-    return rows
-
-
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "| model | detection | variant | step (ms) | ratio to DDP, median (quartiles) |",
-        "|---|---|---|---|---|",
-    ]
+    heads = ["model", "detection", "variant", "step (ms)", "CPU (ms)"]
+    heads += ["step / DDP (quartiles)", "CPU / DDP"]
+    cells = []
     for row in rows:
-        low, high = row["ratio_quartiles"]
-        lines.append(
-            f"| {row['size']} | {row['detection']} | {row['variant']} | {row['median_ms']:.1f} "
-            f"| {row['ratio']:.3f} ({low:.3f} to {high:.3f}) |"
+        low, ratio, high = row["ratio"]
+        cells.append(
+            [
+                row["size"],
+                row["detection"] if row["variant"] in STAGINGS else "",
+                row["variant"],
+                f"{1e3 * row['seconds']:.1f}",
+                f"{1e3 * row['cpu_seconds']:.1f}",
+                f"{ratio:.2f} ({low:.2f} to {high:.2f})",
+                f"{row['cpu_ratio']:.2f}",
+            ]
         )
-    return "\n".join(lines)
+    return markdown(heads, cells)
 
 
 # ----------------------------------------------------------------------------------- in the job
 
 
-def _job(job: dict[str, Any], scratch: Path) -> None:
+def _job(settings: dict[str, Any]) -> None:
     import torch
     import torch.distributed as dist
 
     import ulfm_core
 
-    world = ulfm_core.init(detection=job["detection"])
-    size = Size(**job["size"])
+    world = ulfm_core.init(detection=settings["detection"])
+    size, rounds = Size(**settings["size"]), settings["rounds"]
+    scratch = Path(settings["scratch"])
     torch.set_num_threads(1)
     store = dist.FileStore(str(scratch / "store"), RANKS)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=RANKS)
     alone = [dist.new_group([rank]) for rank in range(RANKS)][world.rank]
-    steps = {BASELINE: _plain(size)}
+    steps = {
+        BASELINE: _plain(size, bucket_view=True),
+        DEFAULT_DDP: _plain(size, bucket_view=False),
+    }
     for staging in STAGINGS:
-        steps[staging] = _ours(size, world, alone, staging, scratch / staging, job["rounds"])
-    times: dict[str, list[float]] = {name: [] for name in steps}
+        steps[staging] = _ours(size, world, alone, staging, scratch / staging, rounds)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in steps}
     warm_up = 2
-    for number in range(job["rounds"] + warm_up):
+    for number in range(rounds + warm_up):
         # Whoever comes first finds the caches as the last one left them: take turns.
         names = list(steps)
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            dist.barrier()
-            begun = time.perf_counter()
+            world.barrier().wait()
+            begun, begun_cpu = time.perf_counter(), time.process_time()
             steps[name]()
+            world.barrier().wait()  # the step of a job is as long as that of its slowest rank
+            latest = time.perf_counter() - begun
+            spent = torch.tensor([time.process_time() - begun_cpu], dtype=torch.float64)
+            world.all_reduce(spent).wait()
             if number >= warm_up:
-                times[name].append(time.perf_counter() - begun)
+                seconds[name].append(latest)
+                cpu_seconds[name].append(float(spent))
     if world.rank == 0:
-        (scratch / "times.json").write_text(json.dumps(times))
-    dist.barrier()
+        hand_back(settings, [_row(name, seconds, cpu_seconds) for name in steps])
+    world.barrier().wait()
+
+
+def _row(
+    name: str, seconds: dict[str, list[float]], cpu_seconds: dict[str, list[float]]
+) -> dict[str, Any]:
+    def ratios(of: dict[str, list[float]]) -> list[float]:
+        return [own / base for own, base in zip(of[name], of[BASELINE], strict=True)]
+
+    return {
+        "variant": name,
+        "seconds": quartiles(seconds[name])[1],
+        "cpu_seconds": quartiles(cpu_seconds[name])[1],
+        "ratio": quartiles(ratios(seconds)),
+        "cpu_ratio": quartiles(ratios(cpu_seconds))[1],
+    }
 
 
 def _model(size: Size) -> tuple[Any, Any, Any]:
@@ -160,7 +164,7 @@ def _model(size: Size) -> tuple[Any, Any, Any]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), text
 
 
-def _plain(size: Size) -> Callable[[], None]:
+def _plain(size: Size, *, bucket_view: bool) -> Callable[[], None]:
     """What a user would write: no_sync on all microbatches but the last, clip, step."""
     import contextlib
 
@@ -170,7 +174,7 @@ def _plain(size: Size) -> Callable[[], None]:
 
     model, optimizer, text = _model(size)
     wrapped = DistributedDataParallel(
-        model, bucket_cap_mb=size.bucket_mb, gradient_as_bucket_view=True
+        model, bucket_cap_mb=size.bucket_mb, gradient_as_bucket_view=bucket_view
     )
     cursor = 0
 
@@ -226,5 +230,4 @@ def _ours(
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.exit(main())
