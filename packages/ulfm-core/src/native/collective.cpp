@@ -19,7 +19,8 @@ namespace {
 constexpr std::size_t segment_bytes = 64 * 1024 - 512;
 constexpr std::size_t receive_depth = 8;
 // What is sent eagerly is buffered by a receiver that is late: it never gets further behind than this, for each peer.
-constexpr std::size_t slab_bytes = 32 * segment_bytes;
+// Short slabs are cheaper too: 32 segments took 15 to 30% more processor time than 8 (16 MiB, four ranks, two cores).
+constexpr std::size_t slab_bytes = 8 * segment_bytes;
 constexpr std::size_t small_message_bytes = 16 * 1024;
 
 // A chunk for each of `size` ranks, cut into segments: `count` elements divided among them, or with a `stride` as many
