@@ -149,7 +149,7 @@ def main() -> None:
     options = parser.parse_args()
     kills = {(int(rank), int(when)) for rank, _, when in (k.partition(":") for k in options.kill)}
 
-    world = ulfm_core.init()
+    world = ulfm_core.init(communicators=True)
     if options.size < world.initial_size:
         parser.error(f"--size {options.size}: give each of {world.initial_size} ranks a row")
     world.set_step_limit(60)  # a rank that hangs is ended, and then it is one more that died

@@ -55,14 +55,16 @@ def test_the_recovery_limit_ends_a_rank_that_stalls_a_repair() -> None:
     assert "'repair: fence' has not returned for 2.0 s" in job.stderr
 
 
-def test_quiesce_skips_what_is_queued_and_wakes_the_others() -> None:
-    job = run("quiesce", 4)
+@pytest.mark.parametrize("case", ["quiesce", "quiesce-guarded", "quiesce-replicas"])
+def test_quiesce_skips_what_is_queued_and_wakes_the_others(case: str) -> None:
+    job = run(case, 4)
     for rank in range(4):
         line = job.lines[rank][0]
         assert line["all_alive"]
         assert line["failed"] == []
         assert line["epoch"] == 1
-        assert line["outcomes"] == (["QUIESCED"] if rank == 0 else ["FAILED", "QUIESCED"])
+        if case != "quiesce-replicas" or rank == 2:  # the only other one in rank 0's group
+            assert line["outcomes"] == (["QUIESCED"] if rank == 0 else ["FAILED", "QUIESCED"])
 
 
 def test_signal_handlers_run_while_a_rank_waits() -> None:

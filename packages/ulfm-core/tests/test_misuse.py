@@ -86,9 +86,10 @@ def test_ranks_that_disagree_on_init() -> None:
 @pytest.mark.mpi
 def test_a_rank_that_dies_while_the_world_is_set_up() -> None:
     job = run_ranks(PROGRAM, 3, ["dies in init"])
-    for rank in (0, 2):
-        (line,) = job.lines[rank]
-        assert "UlfmError" in line["kinds"], line
+    refused = [line["kinds"] for lines in job.lines.values() for line in lines]
+    assert all("UlfmError" in kinds for kinds in refused), job.lines
+    # MPI may stall in it; then the guard has the last word.
+    assert len(refused) + job.stderr.count("'set-up' has not returned for 20.0 s") == 2, job.stderr
 
 
 @pytest.mark.mpi

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 
 #include "bindings.hpp"
@@ -15,6 +16,11 @@ namespace ulfm {
 namespace {
 
 using Among = std::shared_ptr<Subgroup>;
+
+std::optional<std::uintptr_t> handle_of(MPI_Comm comm) {
+  if (comm == MPI_COMM_NULL) return std::nullopt;
+  return reinterpret_cast<std::uintptr_t>(comm);
+}
 
 // Ending a world waits for its threads, which may need Python's lock to end.
 struct DeletedWithoutGil {
@@ -143,13 +149,14 @@ void register_world(py::module_& module) {
 
   py::class_<World, std::unique_ptr<World, DeletedWithoutGil>>(module, "World")
       .def(py::init([](std::uintptr_t handle, int replica_size, Detection detection, double wait_limit,
-                       double recovery_limit) {
+                       double recovery_limit, bool communicators) {
              const py::gil_scoped_release release;
              return std::unique_ptr<World, DeletedWithoutGil>(new World(reinterpret_cast<MPI_Comm>(handle), replica_size,
-                                                                        detection, Limits{wait_limit, recovery_limit}));
+                                                                        detection, Limits{wait_limit, recovery_limit},
+                                                                        communicators));
            }),
            py::arg("handle"), py::kw_only(), py::arg("replica_size"), py::arg("detection"), py::arg("wait_limit"),
-           py::arg("recovery_limit"))
+           py::arg("recovery_limit"), py::arg("communicators"))
       .def_property_readonly("rank", &World::rank)
       .def_property_readonly("initial_size", &World::initial_size)
       .def_property_readonly("replica_size", &World::replica_size)
@@ -160,10 +167,8 @@ void register_world(py::module_& module) {
       .def_property_readonly("quiesced", &World::quiesced)
       .def_property_readonly("detection", &World::detection)
       .def_property_readonly("guard", &World::guard, py::return_value_policy::reference_internal)
-      .def_property_readonly("world_handle",
-                             [](const World& self) { return reinterpret_cast<std::uintptr_t>(self.world_handle()); })
-      .def_property_readonly("group_handle",
-                             [](const World& self) { return reinterpret_cast<std::uintptr_t>(self.group_handle()); })
+      .def_property_readonly("application_world", [](const World& self) { return handle_of(self.application_world()); })
+      .def_property_readonly("application_group", [](const World& self) { return handle_of(self.application_group()); })
       .def("known_failed", &World::known_failed, Release())
       .def("quiesce", &World::quiesce, Release())
       .def("all_reduce", &submit_all_reduce, py::arg("source"), py::arg("destination"), py::kw_only(), py::arg("op"),

@@ -21,10 +21,9 @@ struct Ring {
   int size = 0;
   unsigned sequence = 0;
   std::vector<int> peers;  // rank in `comm` of each index in the ring; empty when they are the same
-  // Spaces of 32768 tags each, up to Open MPI's largest tag, 2^31 - 1. Space 0 is left to the application, which may use
-  // the same communicator through mpi4py; 1 to 65534 are the subgroups'; 65535 is everything else's.
-  int tag_space = 65535;
+  int tag_space = 0;  // of 32768 tags; 0 for a ring that is a whole communicator, the others are subgroups'
 
+  // Together they stay below Open MPI's largest tag, 2^31 - 1.
   static constexpr unsigned tag_spaces = 65535;
   static constexpr unsigned tags = 32768;
 

@@ -34,8 +34,12 @@ void return_errors(MPI_Comm comm) { check(MPI_Comm_set_errhandler(comm, MPI_ERRO
 
 }  // namespace
 
-World::World(MPI_Comm initial, int replica_size, Detection detection, Limits limits)
-    : initial_(initial), replica_size_(replica_size), detection_(detection), limits_(limits) {
+World::World(MPI_Comm initial, int replica_size, Detection detection, Limits limits, bool communicators)
+    : initial_(initial),
+      replica_size_(replica_size),
+      detection_(detection),
+      limits_(limits),
+      communicators_(communicators) {
   return_errors(initial_);
   check(MPI_Comm_rank(initial_, &rank_), "rank");
   check(MPI_Comm_size(initial_, &initial_size_), "size");
@@ -52,23 +56,13 @@ World::World(MPI_Comm initial, int replica_size, Detection detection, Limits lim
   engine_->on_failure = [this] { quiesce(); };
   Transfers::before_draining = [this] { guard_->begin_operation("drain after a failure", limits_.recovery); };
 
-  const auto set_up = engine_->submit("set-up", limits_.wait, [this, replica, position] {
-    MPI_Comm world = MPI_COMM_NULL;
-    MPI_Comm group = MPI_COMM_NULL;
-    check(MPI_Comm_dup(initial_, &world), "duplicate the world");
-    return_errors(world);
-    require_equal_settings(world);
-    if (replica_size_ == 1) {
-      group = world;
-    } else {
-      check(MPI_Comm_split(world, position, replica, &group), "split by position");
-      return_errors(group);
+  const auto set_up = engine_->submit("set-up", limits_.wait, [this] {
+    try {
+      join();
+    } catch (const std::exception&) {
+      MPIX_Comm_revoke(initial_);  // the job cannot go on: let the others know
+      throw;
     }
-    bool flag = true;
-    if (!agree_on(world, &flag, "first agreement")) {
-      throw std::runtime_error("a rank died while the world was being set up: start the job again");
-    }
-    adopt(world, group, initial_ranks_of(world));
     return Outcome::ok;
   });
   if (set_up->wait() != Outcome::ok) {
@@ -76,6 +70,19 @@ World::World(MPI_Comm initial, int replica_size, Detection detection, Limits lim
     stop();
     throw std::runtime_error("the world could not be set up: " + message);
   }
+}
+
+void World::join() {
+  MPI_Comm world = MPI_COMM_NULL;
+  check(MPI_Comm_dup(initial_, &world), "duplicate the world");
+  return_errors(world);
+  require_equal_settings(world);
+  const Communicators made = made_from(world);
+  bool flag = true;
+  if (!agree_on(world, &flag, "first agreement")) {
+    throw std::runtime_error("a rank died while the world was being set up: start the job again");
+  }
+  adopt(made, initial_ranks_of(world));
 }
 
 World::~World() { stop(); }
@@ -93,25 +100,35 @@ void World::stop() {
 
 void World::quiesce() noexcept {
   quiesced_.store(true);
-  const MPI_Comm group = group_handle();
-  const MPI_Comm world = world_handle();  // where the subgroups are
-  if (group != MPI_COMM_NULL) MPIX_Comm_revoke(group);
-  if (world != MPI_COMM_NULL && world != group) MPIX_Comm_revoke(world);
+  revoke_all();
+}
+
+// Of what all are known to have: wakes whoever waits in one of them for a rank that has seen a failure.
+void World::revoke_all() const {
+  Communicators made;
+  {
+    const std::lock_guard lock(mutex_);
+    made = made_;
+  }
+  for (MPI_Comm comm : {made.world, made.group, made.application_world, made.application_group}) {
+    if (comm != MPI_COMM_NULL) MPIX_Comm_revoke(comm);
+  }
 }
 
 // Ranks that disagree about these would wait for each other in different operations.
 void World::require_equal_settings(MPI_Comm comm) const {
   Ring ring = ring_of(comm);
-  const std::int64_t mine[] = {replica_size_, static_cast<std::int64_t>(detection_)};
-  std::int64_t least[2];
-  std::int64_t most[2];
-  ulfm::all_reduce(ring, Op::min, DType::i64, mine, least, 2);
-  ulfm::all_reduce(ring, Op::max, DType::i64, mine, most, 2);
+  const std::int64_t mine[] = {replica_size_, static_cast<std::int64_t>(detection_), communicators_ ? 1 : 0};
+  std::int64_t least[3];
+  std::int64_t most[3];
+  ulfm::all_reduce(ring, Op::min, DType::i64, mine, least, 3);
+  ulfm::all_reduce(ring, Op::max, DType::i64, mine, most, 3);
   if (least[0] != most[0]) {
     throw std::invalid_argument("ranks were given different replica sizes, " + std::to_string(least[0]) + " to " +
                                 std::to_string(most[0]) + ": give all the same");
   }
   if (least[1] != most[1]) throw std::invalid_argument("ranks were given different detection modes: give all the same");
+  if (least[2] != most[2]) throw std::invalid_argument("some ranks asked for communicators and some did not: give all the same");
 }
 
 std::int64_t World::epoch() const {
@@ -126,7 +143,17 @@ std::vector<int> World::members() const {
 
 MPI_Comm World::world_handle() const {
   const std::lock_guard lock(mutex_);
-  return world_;
+  return made_.world;
+}
+
+MPI_Comm World::application_world() const {
+  const std::lock_guard lock(mutex_);
+  return made_.application_world;
+}
+
+MPI_Comm World::application_group() const {
+  const std::lock_guard lock(mutex_);
+  return made_.application_group;
 }
 
 MPI_Comm World::group_handle() const {
@@ -185,10 +212,29 @@ std::vector<int> World::initial_ranks_of(MPI_Comm comm) const {
   return ours;
 }
 
-void World::adopt(MPI_Comm world, MPI_Comm group, std::vector<int> members) {
-  Ring ring = ring_of(group);
+// Splits of `whole` and of nothing else: a rank that sees a failure in one wakes the others by revoking `whole`.
+World::Communicators World::made_from(MPI_Comm whole) const {
+  const auto by_position = [&](const char* what) {
+    MPI_Comm group = MPI_COMM_NULL;
+    check(MPI_Comm_split(whole, rank_ % replica_size_, rank_ / replica_size_, &group), what);
+    return_errors(group);
+    return group;
+  };
+  Communicators made;
+  made.world = whole;
+  made.group = replica_size_ == 1 ? whole : by_position("split by position");
+  if (communicators_) {
+    check(MPI_Comm_dup(whole, &made.application_world), "duplicate the world");
+    return_errors(made.application_world);
+    made.application_group = replica_size_ == 1 ? made.application_world : by_position("split by position");
+  }
+  return made;
+}
+
+void World::adopt(const Communicators& made, std::vector<int> members) {
+  Ring ring = ring_of(made.group);
   const std::lock_guard lock(mutex_);
-  world_ = world;
+  made_ = made;
   group_ = ring;
   members_ = std::move(members);
 }
@@ -217,12 +263,7 @@ void World::over_group(const std::function<void(Ring&)>& task) {
     const std::lock_guard lock(mutex_);
     ring = group_;
   }
-  if (detection_ == Detection::guarded) {
-    // The paper's order: ask whether everyone is there before any data moves. The group's agreement is enough here,
-    // since the world's agreement at the end of the step has the last word.
-    bool flag = true;
-    if (!agree_on(ring.comm, &flag, "detect")) throw Fault(MPIX_ERR_PROC_FAILED, "detect");
-  }
+  if (detection_ == Detection::guarded) detect(ring);
   task(ring);
   const std::lock_guard lock(mutex_);
   group_.sequence = ring.sequence;
@@ -236,6 +277,18 @@ std::shared_ptr<Work> World::run(std::string name, std::function<void()> task) {
 }
 
 // ---------------------------------------------------------------------------------------------------- detect
+
+// The paper's order: make sure that everyone is there before any data moves. Not by MPI's agreement: that can only be
+// interrupted by a death, and a rank that has seen a failure in an earlier operation skips this one and goes on to the
+// world's agreement. That one, at the end of the step, has the last word.
+void World::detect(Ring& ring) const {
+  const std::vector<int> dead = known_failed();
+  const std::vector<int> alive = members();
+  for (const int rank : dead) {
+    if (std::binary_search(alive.begin(), alive.end(), rank)) throw Fault(MPIX_ERR_PROC_FAILED, "detect");
+  }
+  ulfm::barrier(ring);
+}
 
 // `flags` becomes the AND, bit by bit. False when somebody is dead.
 bool World::agree_on(MPI_Comm comm, unsigned* flags, const char* operation) {
@@ -332,16 +385,13 @@ bool World::attempt(MPI_Comm broken, const std::vector<std::int64_t>& record, Re
   result->repair_seconds += watch.lap();
   if (!fenced || members.size() != alive.size()) return result->condemned;
 
-  MPI_Comm group = survivors;
+  Communicators made;
   bool complete = true;
   // Whoever sees a failure here wakes the others by revoking what everyone is known to have, and never a communicator
   // that some are still creating.
   try {
     phase("split", round);
-    if (replica_size_ > 1) {
-      check(MPI_Comm_split(survivors, rank_ % replica_size_, rank_ / replica_size_, &group), "split by position");
-      return_errors(group);
-    }
+    made = made_from(survivors);
     result->repair_seconds += watch.lap();
     phase("record", round);
     Ring ring = ring_of(survivors);
@@ -364,7 +414,7 @@ bool World::attempt(MPI_Comm broken, const std::vector<std::int64_t>& record, Re
   if (!all_alive || !flag) return false;
 
   result->members = members;
-  adopt(survivors, group, members);
+  adopt(made, members);
   return true;
 }
 
@@ -386,8 +436,7 @@ void World::await_death_of(const std::vector<int>& alive, const std::vector<int>
 std::shared_ptr<Work> World::repair(std::vector<std::int64_t> record, std::shared_ptr<Repair> result) {
   return engine_->submit("repair", limits_.recovery, [this, record = std::move(record), result = std::move(result)] {
     MPI_Comm broken = world_handle();
-    const MPI_Comm group = group_handle();
-    if (group != broken) MPIX_Comm_revoke(group);
+    revoke_all();
     result->record_size = record.size();
     for (bool repaired = false; !repaired;) {
       ++result->rounds;

@@ -47,8 +47,9 @@ enum class Detection : int { deferred, guarded };
 
 class World {
  public:
-  // Collective over `initial`. Ranks [k * replica_size, (k + 1) * replica_size) form replica k.
-  World(MPI_Comm initial, int replica_size, Detection detection, Limits limits);
+  // Collective over `initial`. Ranks [k * replica_size, (k + 1) * replica_size) form replica k. With `communicators` the
+  // application gets some of its own, which the world repairs along with itself.
+  World(MPI_Comm initial, int replica_size, Detection detection, Limits limits, bool communicators);
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -61,6 +62,9 @@ class World {
   std::vector<int> known_failed() const;  // local knowledge: differs between ranks until something agrees it
   MPI_Comm world_handle() const;
   MPI_Comm group_handle() const;
+  // The application's own, or MPI_COMM_NULL.
+  MPI_Comm application_world() const;
+  MPI_Comm application_group() const;
   int group_rank() const;
   int group_size() const;
   Guard& guard() noexcept { return *guard_; }
@@ -101,18 +105,30 @@ class World {
   Ring ring_of(MPI_Comm comm) const;
   std::vector<int> initial_ranks_of(MPI_Comm comm) const;
   std::vector<int> unbroken(const std::vector<int>& alive) const;
+  void join();
   void require_equal_settings(MPI_Comm comm) const;
-  void adopt(MPI_Comm world, MPI_Comm group, std::vector<int> members);
+  void detect(Ring& ring) const;
+  void revoke_all() const;
+  // The world's communicators, all made from `whole`.
+  struct Communicators {
+    MPI_Comm world = MPI_COMM_NULL;
+    MPI_Comm group = MPI_COMM_NULL;
+    MPI_Comm application_world = MPI_COMM_NULL;
+    MPI_Comm application_group = MPI_COMM_NULL;
+  };
+  Communicators made_from(MPI_Comm whole) const;
+  void adopt(const Communicators& made, std::vector<int> members);
 
   const MPI_Comm initial_;
   const int replica_size_;
   const Detection detection_;
   const Limits limits_;
+  const bool communicators_;
   int rank_ = 0;
   int initial_size_ = 0;
 
   mutable std::mutex mutex_;  // the view below is written by the communication thread and read by others
-  MPI_Comm world_ = MPI_COMM_NULL;
+  Communicators made_;
   Ring group_;
   std::vector<int> members_;
   std::int64_t epoch_ = 0;

@@ -22,6 +22,7 @@ def init(
     detection: Detection = "deferred",
     wait_limit: float = WAIT_LIMIT,
     recovery_limit: float = RECOVERY_LIMIT,
+    communicators: bool = False,
 ) -> World:
     """Join the job's world. Collective over all ranks; once a process.
 
@@ -31,14 +32,16 @@ def init(
     Args:
         replica_size: Ranks in a replica; divides the number of ranks.
         detection: `deferred`: failures surface from the reductions, one agreement closes a step.
-            `guarded`: every collective agrees first (ReCoVer, Algorithm 2). The results are the
-            same.
+            `guarded`: every collective first makes sure that all are there (the order of ReCoVer,
+            Algorithm 2). The results are the same.
         wait_limit: Seconds a collective or agreement may take, for peers that compute meanwhile,
             and for all to come here. Longer than any step limit, or a peer that hangs takes those
             who wait for it along.
         recovery_limit: Seconds a phase of a repair may take, which depends on nobody's computing;
             twice that where it waits for all others, so that of those who are stuck only the one
             ends that the others wait for.
+        communicators: Keep `World.comm` and `World.group_comm` for the application's own messages.
+            Repairs take somewhat longer then.
 
     Raises:
         NotLaunchedError: Not started by `ulfmrun` or `mpirun`.
@@ -94,6 +97,7 @@ def init(
             detection=getattr(_core.Detection, detection.upper()),
             wait_limit=float(wait_limit),
             recovery_limit=float(recovery_limit),
+            communicators=bool(communicators),
         )
     except RuntimeError as error:
         raise UlfmError(str(error)) from error

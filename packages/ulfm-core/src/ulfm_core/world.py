@@ -11,8 +11,8 @@ application looks like (deferred detection):
     if consensus.passed: commit, else: adapt to consensus.repair and go round again
 
 A local success means nothing until the consensus has passed: one rank's all-reduce may succeed
-while another's fails. In the `guarded` mode every collective first agrees on its group (the paper's
-order), with the same results.
+while another's fails. In the `guarded` mode every collective first makes sure that all of its group
+are there (the paper's order), with the same results.
 """
 
 from __future__ import annotations
@@ -162,16 +162,19 @@ class World:
         return tuple(self._native.known_failed())
 
     def comm(self) -> Comm:
-        """The living world as an mpi4py communicator.
+        """The living world as an mpi4py communicator for the application's own messages.
 
-        Valid until the next repair; do not free it. Messages may use the tags 0 to 32767, and not
-        MPI.ANY_TAG: the higher ones are used in here.
+        Valid until the next repair; do not free it. What waits in it when a failure becomes known
+        raises `mpi4py.MPI.Exception`; whoever catches that calls `quiesce` before the consensus.
+
+        Raises:
+            UsageError: `init` was not asked for communicators.
         """
-        return _comm_of(self._native.world_handle)
+        return _comm_of(self._native.application_world)
 
     def group_comm(self) -> Comm:
         """This rank's group as an mpi4py communicator, with the same conditions as `comm`."""
-        return _comm_of(self._native.group_handle)
+        return _comm_of(self._native.application_group)
 
     # -------------------------------------------------------------------------------------------
     # reduce
@@ -430,7 +433,9 @@ def _native_subgroup(among: Subgroup | None) -> _core.Subgroup | None:
     return None if among is None else among._native  # noqa: SLF001 - the wrapper is ours
 
 
-def _comm_of(handle: int) -> Comm:
+def _comm_of(handle: int | None) -> Comm:
+    if handle is None:
+        raise UsageError("this world has no communicators: use init(communicators=True)")
     from mpi4py import MPI
 
     return MPI.Comm.fromhandle(handle)

@@ -25,7 +25,8 @@ if case == "peer":
     os.close(reading)
 
 world = ulfm_core.init(
-    replica_size=2 if case == "peer" else 1,
+    replica_size=2 if case in {"peer", "quiesce-replicas"} else 1,
+    detection="guarded" if case.startswith("quiesce-") else "deferred",
     wait_limit=1.5 if case == "wait" else 30,
     recovery_limit=2 if case == "frozen" else 20,
 )
@@ -101,7 +102,7 @@ def quiesce() -> None:
     assert consensus.repair is not None
     out = np.empty_like(data)
     world.all_reduce(data, out).result()
-    assert (out == world.initial_size).all()
+    assert (out == world.group_size).all()
     say(
         outcomes=[outcome.name for outcome in outcomes],
         all_alive=consensus.agreement.all_alive,
@@ -160,4 +161,4 @@ def one() -> None:
     say(members=reduce_until_agreed(), failed=world.known_failed())
 
 
-globals()[case]()
+globals()[case.partition("-")[0]]()
