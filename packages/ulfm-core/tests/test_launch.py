@@ -81,9 +81,16 @@ def test_dry_run_has_the_options_that_hold(capsys: pytest.CaptureFixture[str], s
     assert "ULFMRUN_CHANNEL" not in line
 
 
-def test_printed_command_runs_as_it_is(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_printed_command_runs_as_it_is(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # as most container images do
     program = tmp_path / "program.py"
-    program.write_text("import os; print('rank', os.environ['RANK'], flush=True)\n")
+    program.write_text(
+        "import os, sys\n"
+        "assert sys.stdout.line_buffering and not sys.stdout.write_through\n"
+        "print('rank', os.environ['RANK'])\n"
+    )
     assert launch.main(["--dry-run", "-n", "2", str(program)]) == 0
     line = capfd.readouterr().out
     assert os.system(line) == 0

@@ -35,7 +35,9 @@ def main() -> NoReturn:
     die_with_parent(signal.SIGKILL)
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # what a killed rank said is still seen
+        # Whole lines, at once: what a killed rank said is still seen, and under PYTHONUNBUFFERED, which
+        # writes every argument of print() by itself, the lines of two ranks would mix.
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
     _set_environment()
     report("start")
     hold_stderr()
