@@ -1,0 +1,29 @@
+"""Redundant stacks of data shards that survive failures (SPARe): planning, theory, and a policy.
+
+`place` says which group hosts which shard types, `Stacks` reorders them as groups die.
+"""
+
+from spare_planner.errors import (
+    GroupError,
+    PlacementError,
+    PlannerError,
+    QuantityError,
+    StaleError,
+    WipeOutError,
+)
+from spare_planner.placement import CONSTRUCTIONS, Placement, place
+from spare_planner.reorder import Reordering, Stacks
+
+__all__ = [
+    "CONSTRUCTIONS",
+    "GroupError",
+    "Placement",
+    "PlacementError",
+    "PlannerError",
+    "QuantityError",
+    "Reordering",
+    "Stacks",
+    "StaleError",
+    "WipeOutError",
+    "place",
+]
