@@ -95,6 +95,8 @@ def place(
         raise PlacementError(
             f"redundancy must be from 1 to {groups}, the number of groups, got {redundancy}"
         )
+    if seed < 0:
+        raise PlacementError(f"seed must not be negative, got {seed}")
     if construction is not None and construction not in CONSTRUCTIONS:
         raise PlacementError(
             f"no construction is named {construction!r}: choose from {', '.join(CONSTRUCTIONS)}"

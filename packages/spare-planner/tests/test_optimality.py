@@ -1,0 +1,130 @@
+"""The fewest stacks and moves, against two oracles that share nothing with the package.
+
+Both oracles know only the order before a failure, who is left, and the paper's definitions.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import networkx as nx
+import pytest
+
+from spare_planner import Placement, Reordering, Stacks, place
+
+Orders = Mapping[int, Sequence[int]]
+"""Surviving group -> all types it hosts, in the order before the failure."""
+
+Oracle = Callable[[int, Orders, int], tuple[int, int] | None]
+
+
+def exhaustive(types: int, orders: Orders, depth: int) -> tuple[int, int] | None:
+    """Try every choice of a host for every type; return the stacks and moves, None on a wipe-out.
+
+    Only for a few types: the number of choices is a power of the redundancy.
+    """
+    hosts = [[group for group in orders if t in orders[group]] for t in range(types)]
+    best: tuple[int, int] | None = None
+    for chosen in itertools.product(*hosts):
+        stacks = max(depth, *(chosen.count(group) for group in set(chosen)))
+        moves = sum(t not in orders[group][:stacks] for t, group in enumerate(chosen))
+        if best is None or (stacks, moves) < best:
+            best = stacks, moves
+    return best
+
+
+def by_flow(types: int, orders: Orders, depth: int) -> tuple[int, int] | None:
+    """Match types to stack positions with networkx; None on a wipe-out."""
+    redundancy = len(next(iter(orders.values()), ()))
+    for stacks in range(depth, redundancy + 1):
+        graph = nx.DiGraph()
+        for t in range(types):
+            graph.add_edge("source", f"type {t}", capacity=1, weight=0)
+        for group, order in orders.items():
+            for position in range(stacks):
+                slot = f"{group} at {position}"
+                graph.add_edge(slot, "sink", capacity=1, weight=0)
+                for t in order:
+                    weight = 0 if order[position] == t else 1
+                    graph.add_edge(f"type {t}", slot, capacity=1, weight=weight)
+        if nx.maximum_flow_value(graph, "source", "sink") == types:
+            return stacks, nx.cost_of_flow(graph, nx.max_flow_min_cost(graph, "source", "sink"))
+    return None
+
+
+def check(stacks: Stacks, orders: Orders, change: Reordering) -> None:
+    """What holds after a failure that was no wipe-out, whatever the oracle says of numbers."""
+    placement = stacks.placement
+    assert set(change.order) == set(stacks.living) == set(orders)
+    fronts = {group: set(order[: change.stacks]) for group, order in change.order.items()}
+    for group, order in change.order.items():
+        assert sorted(order) == sorted(placement.hosted(group))
+    for t, group in enumerate(stacks.suppliers):
+        assert t in fronts[group]
+    moved = [
+        (t, group)
+        for t, group in enumerate(stacks.suppliers)
+        if t not in orders[group][: change.stacks]
+    ]
+    assert len(moved) == change.moves
+    kept = [t for t, group in enumerate(stacks.suppliers) if (t, group) not in moved]
+    for t in kept:
+        group = stacks.suppliers[t]
+        assert change.order[group].index(t) == orders[group].index(t), "a kept type changed place"
+
+
+def play(placement: Placement, rng: random.Random, oracle: Oracle) -> Iterator[bool]:
+    """Kill groups until the wipe-out; check every failure, and yield whether it changed depth."""
+    stacks = Stacks(placement)
+    while True:
+        depth = stacks.depth
+        before = {group: stacks.order(group) for group in stacks.living}
+        dead = rng.sample(stacks.living, min(len(before), rng.choice([1, 1, 1, 2, 3])))
+        change = stacks.fail(dead)
+        orders = {group: order for group, order in before.items() if group not in dead}
+        covered = {t for order in orders.values() for t in order[:depth]}
+        missing = set(range(placement.groups)) - covered
+        assert set(change.uncovered) == missing
+        assert change.covered == (not missing)
+        expected = oracle(placement.groups, orders, depth) if orders else None
+        assert change.wiped_out == (expected is None)
+        if expected is None:
+            hosted = {t for order in orders.values() for t in order}
+            assert set(change.lost) == set(range(placement.groups)) - hosted
+            return
+        assert (change.stacks, change.moves) == expected
+        check(stacks, orders, change)
+        yield change.stacks != depth
+
+
+def count(oracle: Oracle, shapes: list[tuple[int, int]], *, wanted: int, seed: int) -> None:
+    """Check that many failures over all shapes, and that they were not all of the easy kind."""
+    rng = random.Random(seed)
+    seen = deeper = 0
+    while seen < wanted:
+        groups, redundancy = rng.choice(shapes)
+        placement = place(
+            groups,
+            redundancy,
+            construction=rng.choice([None, "random"]),
+            seed=rng.randrange(1000),
+        )
+        for deepened in play(placement, rng, oracle):
+            seen += 1
+            deeper += deepened
+    assert deeper > wanted / 10
+
+
+def test_few_groups_against_all_choices() -> None:
+    shapes = [(1, 1), (2, 2), (4, 2), (5, 3), (6, 3), (7, 3), (8, 3), (6, 4), (5, 5)]
+    count(exhaustive, shapes, wanted=800, seed=1)
+
+
+def test_more_groups_against_networkx() -> None:
+    shapes = [(9, 3), (13, 4), (15, 4), (21, 5), (12, 6), (31, 3)]
+    count(by_flow, shapes, wanted=400, seed=2)
+
+
+@pytest.mark.slow
+def test_fifty_groups_against_networkx() -> None:
+    count(by_flow, [(50, 6), (57, 8)], wanted=40, seed=3)
