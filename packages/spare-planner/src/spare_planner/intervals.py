@@ -8,7 +8,7 @@ takes *T_r*. Each function names its source, as in `spare_planner.theory`.
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
+from scipy import integrate, special
 
 from spare_planner.errors import QuantityError
 from spare_planner.theory import endurable_failures, stacks_per_step_paper
@@ -143,7 +143,7 @@ def normalized_time(
 def expected_maximum(groups: ArrayLike) -> Numbers:
     """Return z_N, the expected largest of N standard normal numbers.
 
-    Source: Blom (1958) with the constant that fits large N, within 0.3% from N = 10 on.
+    ``int_0^inf (1 - F^N) dx - int_-inf^0 F^N dx`` with F the normal distribution. Source: textbook.
 
     >>> expected_maximum([200, 600, 1000]).round(2).tolist()
     [2.75, 3.09, 3.24]
@@ -151,7 +151,10 @@ def expected_maximum(groups: ArrayLike) -> Numbers:
     n = np.asarray(groups, dtype=np.float64)
     if (n < 1).any():
         raise QuantityError("groups must be at least 1")
-    return np.asarray(special.ndtri((n - np.pi / 8) / (n + 1 - np.pi / 4)))
+    x = np.linspace(0, 10, 1001)
+    power = n[..., None] * special.log_ndtr(np.stack([-x, x])[:, *([None] * n.ndim)])
+    below, above = np.exp(power[0]), -np.expm1(power[1])
+    return np.asarray(integrate.trapezoid(above - below, x))
 
 
 def straggler_step(

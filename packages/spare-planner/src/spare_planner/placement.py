@@ -56,6 +56,17 @@ class Placement:
         """How many groups may be lost, whichever they are, before a type can be lost: r - 1."""
         return self.redundancy - 1
 
+    @property
+    def guaranteed_run(self) -> int:
+        """How many neighbours, groups w, w+1, ... mod N, may be lost at once with all else alive.
+
+        As long as groups that fail together, those of a rack say, have numbers in a row, this is
+        how many they may be. It is the length L of the ruler for a ``golomb`` placement.
+        """
+        behind = self.groups - self.hosts[:, -1:] + self.hosts[:, :1]
+        gaps = np.concatenate([np.diff(self.hosts, axis=1), behind], axis=1)
+        return self.groups - int(gaps.max())
+
     def guaranteed_stacks(self, failures: int) -> int | None:
         """Return how many stacks suffice at most after that many failures, whichever they are.
 

@@ -68,10 +68,9 @@ def _report(placed: Placement) -> str:
 
 def _guarantee(placed: Placement) -> str:
     """Say what holds whichever groups fail."""
-    cheap = max(k for k in range(placed.redundancy) if (placed.guaranteed_stacks(k) or 0) <= 2)
-    survived = f"Any {placed.guaranteed_failures} groups may fail without a wipe-out"
     if placed.guaranteed_failures == 0:
         return "Without redundancy any failure is a wipe-out."
-    if cheap == 0:
-        return f"{survived}."
-    return f"{survived}; after any {cheap}, 2 stacks a step suffice."
+    survived = f"Any {placed.guaranteed_failures} groups may fail without a wipe-out,"
+    survived += f" and any {placed.guaranteed_run} in a row"
+    cheap = max(k for k in range(placed.redundancy) if (placed.guaranteed_stacks(k) or 0) <= 2)
+    return f"{survived}; after any {cheap}, 2 stacks a step suffice." if cheap else f"{survived}."
