@@ -85,10 +85,12 @@ def forecast(
     n = scenario.groups
     dead = np.arange(n)
     apart = mtbf / lost_at_once * n / (n - dead)  # seconds a state lasts
+    share = np.zeros(n)
     if strategy == "elastic":
         redundancy = 1
         stacks = n / (n - dead)
-        patch = np.minimum(stacks / (n - dead), 1.0)
+        share = np.minimum(stacks / (n - dead), 1.0)  # of one dead group, dealt over all others
+        patch = share
         if microbatches is not None:
             stacks = np.ceil(stacks * microbatches - 1e-9) / microbatches
             patch = np.ceil(patch * microbatches - 1e-9) / microbatches
@@ -103,7 +105,7 @@ def forecast(
         survival = survival_probability(n, redundancy, dead)
     else:
         raise QuantityError(f"there is no forecast for a strategy named {strategy!r}")
-    slowdown = _slowdown(scenario, stacks, patch, apart)
+    slowdown = _slowdown(scenario, stacks, patch, apart, share=share)
     if scenario.repair_seconds is None:
         return _without_returns(strategy, scenario, redundancy, apart, slowdown, survival)
     return _with_returns(
@@ -111,18 +113,36 @@ def forecast(
     )
 
 
-def _slowdown(scenario: Scenario, stacks: Numbers, patch: Numbers, apart: Numbers) -> Numbers:
-    """Return f(k): the mean time of a step over the failure-free one."""
+def _slowdown(
+    scenario: Scenario, stacks: Numbers, patch: Numbers, apart: Numbers, *, share: Numbers
+) -> Numbers:
+    """Return f(k): the mean time of a step over the failure-free one.
+
+    A step in which something fails has a second round: the repair, the patch if it needs one, and
+    the sum again. That round may see a failure as well, and so on.
+
+    Args:
+        scenario: The job.
+        stacks: What a step computes.
+        patch: Stacks to compute again in a round in which one failure happened, on average.
+        apart: Mean seconds between two failures.
+        share: Stacks to compute again for each of many failures in one round.
+    """
+    stack, allreduce = scenario.stack_seconds, scenario.allreduce_seconds
     spread = scenario.jitter * float(expected_maximum(scenario.groups))
-    step = scenario.stack_seconds * (stacks + spread * np.sqrt(stacks)) + scenario.allreduce_seconds
-    failing = -np.expm1(-step / apart)
-    after = (
-        scenario.detection_seconds
-        + scenario.shrink_seconds
-        + scenario.allreduce_seconds / 2
-        + patch * scenario.stack_seconds
-    )
-    return np.asarray((step + failing * after) / _ideal_step(scenario))
+    step = stack * (stacks + spread * np.sqrt(stacks)) + allreduce
+    repair = scenario.detection_seconds + scenario.shrink_seconds + allreduce / 2
+
+    def again(seconds: Numbers) -> tuple[Numbers, Numbers]:
+        """Return the probability of another round, and the mean patch in it."""
+        failures = seconds / apart
+        return -np.expm1(-failures), np.maximum(-np.expm1(-failures * patch), failures * share)
+
+    second, patched = again(step)
+    third, patched_again = again(np.asarray(allreduce + np.minimum(patch, 1.0) * stack))
+    rounds = second / np.maximum(1 - third, 1e-3)  # beyond the first
+    total = step + rounds * repair + (patched + rounds * patched_again) * stack
+    return np.asarray(total / _ideal_step(scenario))
 
 
 def _ideal_step(scenario: Scenario) -> float:
@@ -202,42 +222,49 @@ def _with_returns(
     failed group are all dead.
     """
     assert scenario.repair_seconds is not None
-    n = scenario.groups
-    away = scenario.repair_seconds
-    if scenario.rejoin_at_checkpoints:
-        away += scenario.checkpoint_every * _ideal_step(scenario) / 2
-    gone = away / (away + apart_at_first * n)
-    states = stats.poisson.pmf(np.arange(n), gone * n)
-    states = states / max(float(states.sum()), 1e-300)
-    mean = float((states * slowdown).sum())
-    endless = float((survival * apart).sum())
-    if strategy == "elastic":
+    n, save = scenario.groups, scenario.checkpoint_seconds
+    endless = float((survival * apart).sum())  # without any returns
+    best, least = None, math.inf
+    for interval in _intervals(scenario):
+        away = scenario.repair_seconds
+        if scenario.rejoin_at_checkpoints:
+            away += interval / 2
+        gone = away / (away + apart_at_first * n)
+        spread = 10 * math.sqrt(gone * n) + 10
+        states = np.arange(max(0, int(gone * n - spread)), min(n, int(gone * n + spread)))
+        weights = stats.poisson.pmf(states, gone * n)
+        mean = float((weights * slowdown[states]).sum() / weights.sum())
         between = math.inf
-    else:
-        sets = redundancy if strategy == "spare" else 1
-        fatal = min(1.0, sets * gone ** (redundancy - 1)) / apart_at_first
-        between = max(endless, 1 / fatal) if fatal > 0 else math.inf
-    if scenario.job_mtbf is not None:
-        between = 1 / (1 / between + 1 / scenario.job_mtbf)
-    # Somebody has to be able to come back at a checkpoint, also if nothing is ever lost.
-    aim = np.asarray(min(between, 50 * max(away, apart_at_first)))
-    interval = float(_interval(scenario, aim))
-    saving = 1 - scenario.checkpoint_seconds / interval
-    up = 1.0
-    if math.isfinite(between):
-        up = 1 - (scenario.restart_seconds + interval / 2) / (
-            between + scenario.restart_seconds + interval / 2
-        )
-    return Forecast(
-        strategy=strategy,
-        redundancy=redundancy,
-        checkpoint_every=_steps(scenario, interval, mean * _ideal_step(scenario)),
-        restart_below=0.0,
-        ttt_ratio=mean / saving / up,
-        availability_strict=up * saving,
-        restart_seconds_apart=between,
-        endured=between / apart_at_first,
-    )
+        if strategy != "elastic":
+            sets = redundancy if strategy == "spare" else 1
+            fatal = sets * gone ** (redundancy - 1) / apart_at_first
+            between = max(endless, 1 / fatal)
+        if scenario.job_mtbf is not None:
+            between = 1 / (1 / between + 1 / scenario.job_mtbf)
+        saving = 1 - save / interval
+        up = 1 / (1 + (scenario.restart_seconds + interval / 2) / between)
+        ratio = mean / saving / up
+        if ratio < least:
+            least = ratio
+            best = Forecast(
+                strategy=strategy,
+                redundancy=redundancy,
+                checkpoint_every=_steps(scenario, interval, mean * _ideal_step(scenario)),
+                restart_below=0.0,
+                ttt_ratio=ratio,
+                availability_strict=up * saving,
+                restart_seconds_apart=between,
+                endured=between / apart_at_first,
+            )
+    assert best is not None
+    return best
+
+
+def _intervals(scenario: Scenario) -> list[float]:
+    """Return intervals between checkpoints to choose from, from one step to one day."""
+    step, save = _ideal_step(scenario), scenario.checkpoint_seconds
+    longest = max(86_400.0, 2 * (save + step))
+    return [float(t) for t in np.geomspace(save + step, longest, 60)]
 
 
 def _checkpoint_only(scenario: Scenario, *, mtbf: float) -> Forecast:

@@ -150,8 +150,8 @@ class Clocks:
         """Return the groups that die up to a time, in the order of their deaths."""
         dead: list[int] = []
         heap, clock, model = self._heap, self._clock, self._model
-        limit = time - self._stood
-        while heap and heap[0][0] <= limit:
+        stood = self._stood
+        while heap and heap[0][0] + stood <= time:  # rounded as `pending` does
             when, group = heapq.heappop(heap)
             if clock[group] != when:
                 continue
