@@ -15,8 +15,7 @@ from workload_policy import Plan, SurvivorRecord, policy_named
 
 PRETRAIN = "integrations_hsdp.pretrain"
 SMALL = (
-    "--layers", "2", "--width", "32", "--batch", "1", "--sequence", "32", "--bucket-mb", "0.02",
-    "--warmup", "2",
+    "--layers", "2", "--width", "32", "--sequence", "32", "--bucket-mb", "0.02", "--warmup", "2",
 )  # fmt: skip
 CLOSE = 1e-5
 """Relative: what float32 sums in another order may differ by."""
@@ -35,17 +34,32 @@ class Case:
     staging: str = "no-copy"
     detection: str = "deferred"
     kills: tuple[Kill, ...] = ()
+    shard_size: int = 1
+    sharding: str | None = None
+    batch: int = 1
 
     def without_failures(self) -> "Case":
-        """Return the reference: its losses depend on the stream of ids alone."""
-        return Case(replicas=self.replicas, grad_accum=self.grad_accum, steps=self.steps)
+        """Return the reference: its losses depend on the stream of ids alone.
+
+        Not on what shards the parameters either, so it is one of DDP's.
+        """
+        return Case(
+            replicas=self.replicas, grad_accum=self.grad_accum, steps=self.steps, batch=self.batch
+        )
 
     def flags(self) -> list[str]:
         return [
             "--steps", str(self.steps), "--grad-accum", str(self.grad_accum),
             "--policy", self.policy, "--staging", self.staging, "--detection", self.detection,
+            "--shard-size", str(self.shard_size), "--batch", str(self.batch),
+            *(["--sharding", self.sharding] if self.sharding else []),
             *SMALL,
         ]  # fmt: skip
+
+    def ranks_of(self, replicas: Iterable[int]) -> list[int]:
+        """The ranks of these replicas."""
+        size = self.shard_size
+        return [rank for one in sorted(replicas) for rank in range(one * size, (one + 1) * size)]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -115,7 +129,8 @@ class Trainer:
             schedule = self.folder / f"{name}.yaml"
             schedule.write_text(dump_schedule(case.kills))
             flags += ["--failures", str(schedule)]
-        command = ["-n", str(ranks or case.replicas), *options, *program, *flags]
+        ranks = ranks or case.replicas * case.shard_size
+        command = ["-n", str(ranks), *options, *program, *flags]
         return self.preloaded.start(command, out=self.folder / f"{name}-output", env=env)
 
     def run(
@@ -146,12 +161,18 @@ def problems_of(
         if run.died() != planned:
             problems.append(f"deaths {run.died()}, planned {planned}")
         dead = {kill.replica for kill in case.kills}
-    survivors = sorted(set(range(case.replicas)) - set(dead))
+    survivors = case.ranks_of(set(range(case.replicas)) - set(dead))
     if run.finishers() != survivors:
         problems.append(f"extra lost: ranks {run.finishers()} finished, expected {survivors}")
-    digests = {line.get("parameters") for line in run.of("exit")}
-    if len(digests) != 1:
-        problems.append(f"divergent: parameters {digests}")
+    for position in range(case.shard_size):
+        shards = {
+            line["parameters"]
+            for rank, lines in run.events.items()
+            for line in lines
+            if line["event"] == "exit" and rank % case.shard_size == position
+        }
+        if len(shards) != 1:
+            problems.append(f"divergent: parameters {shards} at position {position}")
     if sorted(run.steps()) != list(range(case.steps)):
         problems.append(f"steps {sorted(run.steps())}")
     problems += _differences(run, reference)

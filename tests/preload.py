@@ -31,6 +31,7 @@ PRELOADED = (
     "torch._dynamo",  # what torch imports when it is first used
     "torch._inductor",
     "torch.onnx.ops",
+    "torch.distributed.tensor",
     "torch.nn.utils._expanded_weights",
     "integrations_hsdp.training",
     "grad_txn.verify",

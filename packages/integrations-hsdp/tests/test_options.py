@@ -31,7 +31,9 @@ def test_defaults(tmp_path: Path) -> None:
     ("flags", "named"),
     [
         (["--grad-accum", "0"], "--grad-accum 0"),
-        (["--shard-size", "2"], "--shard-size 2"),
+        (["--shard-size", "2", "--sharding", "ddp"], "--sharding ddp --shard-size 2"),
+        (["--shard-size", "3"], "--batch 4"),
+        (["--precision", "bfloat16"], "--precision bfloat16"),
         (["--failures", "f.yaml", "--random-failures", "1"], "exclude each other"),
     ],
 )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -45,6 +46,8 @@ class Checkpoints:
     Args:
         directory: where they go; made when the first is written.
         keep: how many to keep.
+        group: the replica's process group; by default this rank is all of it. Making checkpoints is
+            collective over the replica then.
         written: called with the step, the path and the seconds when one is complete, from `poll` or
             `wait`.
     """
@@ -54,11 +57,18 @@ class Checkpoints:
         directory: str | Path,
         *,
         keep: int = 2,
+        group: dist.ProcessGroup | None = None,
         written: Callable[[int, Path, float], None] | None = None,
     ) -> None:
         self._directory = Path(directory)
         self._keep = keep
         self._written = written
+        self._first = True
+        self._group: dist.ProcessGroup | None = None
+        if group is not None and dist.get_world_size(group) > 1:
+            # Of its own: it is used beside the training, from another thread.
+            self._group = dist.new_group(dist.get_process_group_ranks(group), backend="gloo")
+            self._first = dist.get_rank(group) == 0
         self._pending: tuple[Future[Any], int, Path, float] | None = None
 
     def save(self, state: dict[str, Any], step: int) -> None:
@@ -77,9 +87,10 @@ class Checkpoints:
         self.wait()
         hidden = self._directory / f".step-{step}.partial"
         try:
-            shutil.rmtree(hidden, ignore_errors=True)
-            self._directory.mkdir(parents=True, exist_ok=True)
-            future = async_save(state, checkpoint_id=str(hidden))
+            if self._first:  # the others write once it has told them what
+                shutil.rmtree(hidden, ignore_errors=True)
+                self._directory.mkdir(parents=True, exist_ok=True)
+            future = async_save(state, checkpoint_id=str(hidden), process_group=self._group)
         except OSError as error:
             raise _unwritable(self._directory, error) from error
         assert not isinstance(future, dict)
@@ -102,6 +113,8 @@ class Checkpoints:
         self._pending = None
         try:
             future.result()
+            if not self._first:
+                return
             final = self._directory / f"step-{step}"
             shutil.rmtree(final, ignore_errors=True)
             hidden.rename(final)
@@ -118,7 +131,7 @@ class Checkpoints:
             CheckpointError: it is damaged or does not fit.
         """
         try:
-            load(state, checkpoint_id=str(path))
+            load(state, checkpoint_id=str(path), process_group=self._group)
         except _FAILURES as error:
             raise CheckpointError(
                 f"{path} cannot be resumed from ({_first_line(error)}); is it of the same model?"

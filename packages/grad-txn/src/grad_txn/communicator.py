@@ -74,7 +74,8 @@ class Communicator(Protocol):
         self, source: Any, destination: Any = None, *, contribute: bool = True
     ) -> Work: ...
     def all_gather(self, source: Any, destination: Any) -> Work: ...  # noqa: D102
-    def broadcast(self, buffer: Any, *, root: int) -> Work: ...  # noqa: D102
+    def broadcast(self, buffer: Any, *, root: int, among: Any = None) -> Work: ...  # noqa: D102
+    def subgroup(self, ranks: Sequence[int]) -> Any: ...  # noqa: D102
     def agree(self, flag: bool) -> Agreement: ...  # noqa: D102, FBT001
     def repair(self, record: Sequence[int] = ()) -> Repair: ...  # noqa: D102
     def beat(self, where: str) -> None: ...  # noqa: D102

@@ -47,6 +47,14 @@ class Gradients(Protocol):
     def norm(self, sums: Sequence[Tensor]) -> float:
         """Return the global norm of the replica's gradients, were `sums` in its `buckets`.
 
-        Collective over the replica where its gradients are sharded.
+        Collective over the replica where its gradients are sharded. The same number, to the last
+        bit, on every rank of the job: parameters are scaled by it.
+        """
+        ...
+
+    def mean_loss(self, loss: float) -> float:
+        """Return the replica's loss, of what this rank has computed as its own part of it.
+
+        Collective over the replica where its ranks share a microbatch among them.
         """
         ...

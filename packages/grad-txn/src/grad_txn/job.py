@@ -233,7 +233,13 @@ def _agree_on_start(world: Communicator, buckets: Sequence[Tensor]) -> str:
     """
     text = "; ".join(f"{bucket.numel()} {bucket.dtype}" for bucket in buckets)
     layout = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    mine = torch.tensor([layout, secrets.randbits(62)], dtype=torch.int64)
+    name = torch.tensor([secrets.randbits(62)], dtype=torch.int64)
+    if world.replica_size > 1:  # one name for all positions: that of the first replica's first rank
+        first = world.replica * world.replica_size
+        replica = world.subgroup(range(first, first + world.replica_size))
+        if world.broadcast(name, root=0, among=replica).wait().name != "OK":
+            raise DivergenceError(_DIED_IN_SET_UP)
+    mine = torch.cat((torch.tensor([layout]), name))
     gathered = torch.empty(2 * world.group_size, dtype=torch.int64)
     if world.all_gather(mine, gathered).wait().name != "OK":
         raise DivergenceError(_DIED_IN_SET_UP)

@@ -75,8 +75,11 @@ class Step:
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of the current microbatch: of its mean loss, undivided.
 
+        Collective over the replica, as the framework's backward is.
+
         Args:
-            loss: Scalar, on the model's device.
+            loss: Scalar, on the model's device; where the ranks of a replica share a microbatch, of
+                this rank's part.
 
         Raises:
             UsageError: There is no current microbatch, or this was called for it already.
@@ -207,8 +210,9 @@ class Step:
     def _commit(self, sums: Tensor) -> None:
         """Apply the step. Local: the agreement has passed."""
         runtime, plan = self._runtime, self._runtime.plan
-        self.loss = float(sums[0]) / float(sums[1])
         self.committed = True
+        # Of this position's parts of all committed microbatches, then of all positions.
+        self.loss = runtime.gradients.mean_loss(float(sums[0]) / float(sums[1]))
         norm = runtime.gradients.norm(runtime.transaction.sums) / plan.global_batch
         runtime.transaction.commit(plan.global_batch, scale=_clipping(norm, runtime.max_norm))
         now = time.perf_counter()

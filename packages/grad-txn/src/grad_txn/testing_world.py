@@ -204,9 +204,15 @@ class RankThread:
             source.detach().clone(), destination, lambda parts: torch.cat(list(parts))
         )
 
-    def broadcast(self, buffer: Tensor, *, root: int) -> "_Work":
-        """Copy the buffer of the group member with index `root` to all."""
-        return self._post(buffer.detach().clone(), buffer, lambda parts: parts[root])
+    def broadcast(
+        self, buffer: Tensor, *, root: int, among: Sequence[int] | None = None
+    ) -> "_Work":
+        """Copy the buffer of the member of the group, or of `among`, with index `root` to all."""
+        return self._post(buffer.detach().clone(), buffer, lambda parts: parts[root], among)
+
+    def subgroup(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Make a subgroup of these initial ranks."""
+        return tuple(ranks)
 
     def agree(self, flag: bool = True) -> Agreement:  # noqa: FBT001, FBT002 - as in ulfm_core
         """Learn, with everyone, whether all are alive and all flags are true."""
@@ -295,10 +301,15 @@ class RankThread:
             self._on_phase(phase, 1)
 
     def _post(
-        self, mine: Tensor, target: Tensor, combine: Callable[[Sequence[Tensor]], Tensor]
+        self,
+        mine: Tensor,
+        target: Tensor,
+        combine: Callable[[Sequence[Tensor]], Tensor],
+        among: Sequence[int] | None = None,
     ) -> "_Work":
-        number = len(self._works)
-        key = (self.epoch, self.position, number)
+        group = self.group if among is None else tuple(r for r in among if r in self.members)
+        # Ranks share all their groups' operations or none here, so one count does for all.
+        key = (self.epoch, group, len(self._works))
         self._world._bring(key, self.rank, mine)  # noqa: SLF001
         work = _Work(self._world, self, key, target.detach(), combine)
         self._works.append(work)
@@ -312,13 +323,13 @@ class _Work:
         self,
         world: ThreadWorld,
         rank: RankThread,
-        key: tuple[int, int, int],
+        key: tuple[int, tuple[int, ...], int],
         target: Tensor,
         combine: Callable[[Sequence[Tensor]], Tensor],
     ) -> None:
         self._world = world
         self._rank = rank.rank
-        self._group = rank.group
+        self._group = key[1]
         self._key = key
         self._target = target
         self._combine = combine
@@ -409,3 +420,7 @@ class PlainGradients:
     def norm(self, sums: Sequence[Tensor]) -> float:
         """Return the norm of all `sums` together."""
         return float(torch.linalg.vector_norm(torch.cat(list(sums))))
+
+    def mean_loss(self, loss: float) -> float:
+        """Return it: a rank computes whole microbatches."""
+        return loss

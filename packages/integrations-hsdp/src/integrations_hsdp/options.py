@@ -11,6 +11,8 @@ from grad_txn.schedule import At, Schedule, Shape, generate, load_schedule
 from grad_txn.transaction import STAGINGS
 from workload_policy import POLICY_NAMES
 
+SHARDINGS = ("ddp", "fsdp2", "fsdp1")
+
 __all__ = ["OptionError", "parse", "schedule_of"]
 
 
@@ -50,7 +52,19 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--shard-size",
         type=_at_least(1),
         default=1,
-        help="ranks in a replica; this version trains with 1 (default)",
+        metavar="P",
+        help="ranks in a replica, over which its parameters are sharded (default: %(default)s)",
+    )
+    job.add_argument(
+        "--sharding",
+        choices=SHARDINGS,
+        help="what shards them (default: fsdp2; with one rank ddp, which shards nothing)",
+    )
+    job.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of the computation; parameters and sums stay float32 (default: %(default)s)",
     )
     job.add_argument(
         "--policy",
@@ -107,6 +121,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     model.add_argument("--layers", type=_at_least(1), default=2, help="default: %(default)s")
     model.add_argument("--width", type=_at_least(1), default=64, help="default: %(default)s")
     model.add_argument("--heads", type=_at_least(1), default=4, help="default: %(default)s")
+    model.add_argument(
+        "--recompute",
+        action="store_true",
+        help="keep no activations inside a layer, compute them again in backward",
+    )
     model.add_argument(
         "--batch",
         type=_at_least(1),
@@ -177,9 +196,19 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _check(options: argparse.Namespace) -> None:
-    if options.shard_size != 1:
+    size = options.shard_size
+    if options.sharding is None:
+        options.sharding = "ddp" if size == 1 else "fsdp2"
+    if options.sharding == "ddp" and size > 1:
+        message = f"--sharding ddp --shard-size {size}: ddp shards nothing, use fsdp2 or fsdp1"
+        raise OptionError(message)
+    if options.sharding == "ddp" and options.precision != "float32":
+        message = f"--precision {options.precision}: needs --sharding fsdp2 or fsdp1"
+        raise OptionError(message)
+    if options.batch % size:
         message = (
-            f"--shard-size {options.shard_size}: this version trains replicas of one rank, use 1"
+            f"--batch {options.batch}: the {size} ranks of a replica share a microbatch, make it a "
+            f"multiple of {size}"
         )
         raise OptionError(message)
     if options.grad_accum == 0:

@@ -4,10 +4,12 @@ import argparse
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -20,12 +22,14 @@ from grad_txn.metrics import MetricsSink
 from grad_txn.schedule import FailureInjector, Schedule
 from integrations_hsdp.console import Console
 from integrations_hsdp.data import ByteText, read_text
-from integrations_hsdp.ddp import DDPGradients, own_world
 from integrations_hsdp.model import Decoder, ModelShape
 from integrations_hsdp.options import OptionError
+from integrations_hsdp.replica import replica_world
+from integrations_hsdp.sharded import local_part
+from integrations_hsdp.wrapping import wrap
 from workload_policy import PlanError, policy_named
 
-__all__ = ["train"]
+__all__ = ["train", "warm_up_then_cosine"]
 
 
 def train(options: argparse.Namespace, schedule: Schedule) -> None:
@@ -35,11 +39,13 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
         OptionError, CheckpointError: the input is wrong; nothing has been trained.
     """
     text, shape = _inputs(options)
+    # Longer than the step limit: who hangs is ended by its own guard, which says where, and not by
+    # those who wait for it.
+    patience = 2 * options.step_limit + 60
     world = ulfm_core.init(
+        replica_size=options.shard_size,
         detection=options.detection,
-        # Longer than the step limit: a rank that hangs is ended by its own guard, not by those who
-        # wait for it.
-        wait_limit=2 * options.step_limit + 60,
+        wait_limit=patience,
     )
     world.set_step_limit(options.step_limit)
     if options.threads is not None:
@@ -52,14 +58,23 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
         torch.cuda.set_device(device)
 
     torch.manual_seed(options.seed)
-    model = Decoder(shape).to(device)
+    group = replica_world(world, device=device, timeout=patience)
+    gradients = wrap(
+        Decoder(shape).to(device),
+        group=group,
+        sharding=options.sharding,
+        bucket_mb=options.bucket_mb,
+        low_precision=options.precision != "float32",
+        recompute=options.recompute,
+    )
+    model = gradients.model
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1
     )
-    scheduler = LambdaLR(optimizer, _warm_up_then_cosine(options.warmup, options.steps))
-    gradients = DDPGradients(model, group=own_world(device=device), bucket_mb=options.bucket_mb)
+    scheduler = LambdaLR(optimizer, warm_up_then_cosine(options.warmup, options.steps))
     log = EventLog(options.out, world.rank)
-    replicas = int(os.environ.get("ULFM_INITIAL_WORLD_SIZE", world.initial_size))
+    started = int(os.environ.get("ULFM_INITIAL_WORLD_SIZE", world.initial_size))
+    replicas = started // world.replica_size
     observers: list[Observer] = [Console(replicas=replicas)]
     if options.tensorboard or options.prometheus:
         observers.append(
@@ -79,10 +94,16 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
         injector=FailureInjector(schedule, world.replica, world.position, log),
         observers=observers,
         tokens_per_microbatch=options.batch * options.sequence,
-        about={"seed": options.seed, "detection": options.detection, "device": str(device)},
+        about={
+            "seed": options.seed,
+            "detection": options.detection,
+            "device": str(device),
+            "sharding": options.sharding,
+        },
     )
     checkpoints = Checkpoints(
         options.out / "checkpoints",
+        group=group,
         written=lambda step, path, seconds: log.write(
             "checkpoint", step=step, path=str(path), seconds=seconds
         ),
@@ -97,17 +118,23 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
                 f"--steps {options.steps}: {source} is the state before step {job.plan.step}, "
                 "so nothing is left to do; give more steps"
             )
-    job.share(model.state_dict().values())
+    shards = [local_part(tensor.detach()) for tensor in model.parameters()]
+    job.share(shards)
+
+    # The ranks of a replica share a microbatch among them.
+    rows = options.batch // world.replica_size
+    mine = slice(world.position * rows, (world.position + 1) * rows)
 
     for step in job.steps(options.steps):
         for microbatch in step:
-            tokens, targets = (part.to(device) for part in text.microbatch(microbatch))
-            step.backward(gradients.model(tokens, targets))
-        if options.checkpoint_every and job.plan.step % options.checkpoint_every == 0 and job.leads:
+            tokens, targets = (part[mine].to(device) for part in text.microbatch(microbatch))
+            step.backward(model(tokens, targets))
+        due = options.checkpoint_every and job.plan.step % options.checkpoint_every == 0
+        if due and world.replica == job.plan.members[0]:
             checkpoints.save(state.dict(), job.plan.step)
         checkpoints.poll()
     checkpoints.wait()
-    job.finish(list(model.parameters()))
+    job.finish(shards)
 
 
 def _inputs(options: argparse.Namespace) -> tuple[ByteText, ModelShape]:
@@ -150,7 +177,7 @@ class _State:
     """What a checkpoint holds."""
 
     def __init__(
-        self, model: Decoder, optimizer: torch.optim.Optimizer, scheduler: LambdaLR, job: Job
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LambdaLR, job: Job
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -194,7 +221,9 @@ class _State:
             ) from error
 
 
-def _warm_up_then_cosine(warmup: int, steps: int) -> Any:
+def warm_up_then_cosine(warmup: int, steps: int) -> Callable[[int], float]:
+    """Return by what the peak learning rate is multiplied in each step."""
+
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup

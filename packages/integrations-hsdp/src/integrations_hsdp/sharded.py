@@ -1,0 +1,185 @@
+"""Finished gradients of a replica whose parameters are sharded over its ranks.
+
+What FSDP2 and FSDP1 have in common. After the last microbatch of a pass the framework has reduced
+the gradients inside the replica, and this rank holds its shard of their sum. Here that shard is
+added to flat buckets of its own, and the parameters' `grad` is taken away: an extended pass then
+leaves the sum of the extra microbatches alone, and what is reduced across replicas is never
+something that the framework may still add to.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+__all__ = ["ShardedGradients", "local_part"]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor, sharing its memory; the tensor itself if it is none."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@dataclass(kw_only=True, slots=True)
+class _Slot:
+    """Where a parameter's gradient has its place."""
+
+    bucket: int
+    view: Tensor
+    grad: Tensor  # the same memory, as the optimizer wants to see it
+    fresh: bool = True  # what the view holds is of an earlier step
+
+
+class ShardedGradients:
+    """Flat buckets of this rank's gradient shards; the larger part of a `Gradients`.
+
+    Args:
+        parameters: The sharded parameters, in the order of registration.
+        group: The replica's process group.
+        bucket_mb: Bucket size, in MiB.
+        as_grad: Makes of a view of a bucket what the parameter's `grad` is to be.
+
+    Memory: one gradient shard, which the framework does not keep any more.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        group: dist.ProcessGroup,
+        bucket_mb: float,
+        as_grad: Callable[[Tensor, nn.Parameter], Tensor],
+    ) -> None:
+        self._group = group
+        self._ready: Callable[[int], None] | None = None
+        self._told = 0
+        self._slots: dict[nn.Parameter, _Slot] = {}
+        self._buckets: list[Tensor] = []
+        self._sizes: list[int] = []
+        self._waiting: list[int] = []
+        # Backward finishes the last layers first.
+        for members in _grouped(list(parameters)[::-1], limit=bucket_mb * 2**20):
+            self._add_bucket(members, as_grad)
+        self.hide()
+
+    @property
+    def buckets(self) -> Sequence[Tensor]:
+        """One flat tensor for each group of parameters, in about the order backward fills them."""
+        return self._buckets
+
+    def zero(self) -> None:
+        """Let the next microbatch accumulate on zero."""
+        self.hide()
+        for slot in self._slots.values():
+            slot.fresh = True
+
+    def norm(self, sums: Sequence[Tensor]) -> float:
+        """Return the global norm of all shards. Collective over the replica."""
+        mine = float(torch.nn.utils.get_total_norm(sums)) ** 2
+        return math.sqrt(math.fsum(self._of_all(mine)))
+
+    def mean_loss(self, loss: float) -> float:
+        """Return the mean over the replica's ranks. Collective over the replica."""
+        values = self._of_all(loss)
+        return math.fsum(values) / len(values)
+
+    def hide(self) -> None:
+        """Take the gradients away from the parameters, for the framework to start anew. Local."""
+        for parameter in self._slots:
+            parameter.grad = None
+
+    def show(self) -> None:
+        """Give the parameters what the buckets hold, for the optimizer. Local."""
+        for parameter, slot in self._slots.items():
+            parameter.grad = slot.grad
+
+    def start_last(self, ready: Callable[[int], None]) -> None:
+        """Prepare for a backward after which every bucket is final. Local."""
+        self._ready = ready
+        self._told = 0
+        self._waiting = list(self._sizes)
+
+    def take(self, parameter: nn.Parameter) -> None:
+        """Add a parameter's finished gradient to its bucket, and tell if that is full. Local."""
+        slot, grad = self._slots[parameter], parameter.grad
+        assert grad is not None
+        if slot.fresh:
+            slot.view.copy_(local_part(grad))
+            slot.fresh = False
+        else:
+            slot.view.add_(local_part(grad))
+        parameter.grad = None
+        self._waiting[slot.bucket] -= 1
+        self._tell(everything=False)
+
+    def finish_last(self) -> None:
+        """Take what is left, tell of all buckets, and show them to the optimizer. Local."""
+        for parameter in self._slots:
+            if parameter.grad is not None:
+                self.take(parameter)
+        for slot in self._slots.values():
+            if slot.fresh:  # a parameter that no microbatch of this step has used
+                slot.view.zero_()
+                slot.fresh = False
+        self._tell(everything=True)
+        self._ready = None
+        self.show()
+
+    def _tell(self, *, everything: bool) -> None:
+        """Call `ready` for buckets in their order: it is that of the reductions on all replicas."""
+        while self._told < len(self._buckets) and (everything or self._waiting[self._told] == 0):
+            self._told += 1
+            assert self._ready is not None
+            self._ready(self._told - 1)
+
+    def _add_bucket(
+        self,
+        members: Sequence[nn.Parameter],
+        as_grad: Callable[[Tensor, nn.Parameter], Tensor],
+    ) -> None:
+        shards = [local_part(parameter.detach()) for parameter in members]
+        # One element at least: a rank may hold nothing of a parameter with few rows.
+        numbers = max(1, sum(shard.numel() for shard in shards))
+        bucket = torch.zeros(numbers, dtype=shards[0].dtype, device=shards[0].device)
+        offset = 0
+        for parameter, shard in zip(members, shards, strict=True):
+            view = bucket[offset : offset + shard.numel()].view(shard.shape)
+            offset += shard.numel()
+            self._slots[parameter] = _Slot(
+                bucket=len(self._buckets), view=view, grad=as_grad(view, parameter)
+            )
+        self._buckets.append(bucket)
+        self._sizes.append(len(members))
+
+    def _of_all(self, value: float) -> list[float]:
+        """Return every rank's value, in order: a sum made here is the same on all replicas.
+
+        An all-reduce may add in another order on another replica.
+        """
+        device = self._buckets[0].device
+        mine = torch.tensor([value], dtype=torch.float64, device=device)
+        gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(gathered, mine, group=self._group)
+        return [float(one) for one in gathered]
+
+
+def _grouped(parameters: Sequence[nn.Parameter], *, limit: float) -> Iterable[list[nn.Parameter]]:
+    """Split parameters into runs of one type and device, and of `limit` bytes."""
+    members: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        shard = local_part(parameter.detach())
+        same = not members or (
+            members[0].dtype == parameter.dtype and members[0].device == parameter.device
+        )
+        if members and (not same or size >= limit):
+            yield members
+            members, size = [], 0
+        members.append(parameter)
+        size += shard.numel() * shard.element_size()
+    if members:
+        yield members

@@ -1,0 +1,89 @@
+"""The reference model in DDP, FSDP2 or FSDP1, and where its gradients are then found."""
+
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+from integrations_hsdp.ddp import DDPGradients
+from integrations_hsdp.fsdp1 import FSDP1Gradients
+from integrations_hsdp.fsdp2 import FSDP2Gradients
+from integrations_hsdp.model import Block, Decoder
+
+__all__ = ["Sharding", "wrap"]
+
+Sharding = Literal["ddp", "fsdp2", "fsdp1"]
+
+
+def wrap(
+    model: Decoder,
+    *,
+    group: dist.ProcessGroup,
+    sharding: Sharding,
+    bucket_mb: float,
+    low_precision: bool = False,
+    recompute: bool = False,
+) -> DDPGradients | FSDP2Gradients | FSDP1Gradients:
+    """Shard a model over the replica's ranks, if so. Collective over the replica.
+
+    Args:
+        model: On its device, the same on all ranks.
+        group: The replica's process group.
+        sharding: By what.
+        bucket_mb: Size of a bucket of gradients, in MiB.
+        low_precision: Compute in bfloat16; reduce, add and step in float32.
+        recompute: Keep no activations inside a layer.
+    """
+    if recompute:
+        apply_activation_checkpointing(
+            model,
+            checkpoint_wrapper_fn=partial(checkpoint_wrapper, preserve_rng_state=False),
+            check_fn=lambda module: isinstance(module, Block),
+        )
+    compute = torch.bfloat16 if low_precision else None
+    reduction = torch.float32 if low_precision else None
+    if sharding == "ddp":
+        return DDPGradients(model, group=group, bucket_mb=bucket_mb)
+    if sharding == "fsdp1":
+        wrapped = FullyShardedDataParallel(
+            model,
+            process_group=group,
+            sharding_strategy=(
+                ShardingStrategy.FULL_SHARD
+                if dist.get_world_size(group) > 1
+                else ShardingStrategy.NO_SHARD
+            ),
+            auto_wrap_policy=ModuleWrapPolicy({Block}),
+            mixed_precision=MixedPrecision(param_dtype=compute, reduce_dtype=reduction),
+            device_id=_device_of(model),
+            use_orig_params=True,
+        )
+        return FSDP1Gradients(wrapped, group=group, bucket_mb=bucket_mb)
+    mesh = DeviceMesh.from_group(group, _device_of(model).type)
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduction)
+    # What was gathered for a forward stays for the backward: no communication inside the replica
+    # but in the first and the last microbatch of a pass.
+    shard = partial(fully_shard, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    for block in model.blocks:
+        shard(block)
+    shard(model)
+    return FSDP2Gradients(model, group=group, bucket_mb=bucket_mb)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device

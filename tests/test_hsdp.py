@@ -1,0 +1,160 @@
+"""Replicas of several ranks: any of them dies, and its replica with it, as a whole and at once."""
+
+import json
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+from conftest import References
+from jobs import Case, Trainer, apart, problems_of
+
+from grad_txn.schedule import At, Kill
+
+pytestmark = [pytest.mark.mpi, pytest.mark.torch]
+
+OUTSIDE = [at for at in At if not at.in_recovery]
+INSIDE = [at for at in At if at.in_recovery]
+TORCH_HSDP = str(Path(__file__).parent / "programs" / "torch_hsdp.py")
+WAYS = (("no-copy", "deferred"), ("snapshot", "guarded"), ("snapshot", "deferred"))
+
+
+def four_of_two(number: int, *kills: Kill, **fields: object) -> Case:
+    """Four replicas of two shards."""
+    return _case(number, kills, {"replicas": 4, "shard_size": 2, "batch": 2} | fields)
+
+
+def two_of_three(number: int, *kills: Kill, **fields: object) -> Case:
+    """Two replicas of three shards."""
+    return _case(number, kills, {"replicas": 2, "shard_size": 3, "batch": 3} | fields)
+
+
+def _case(number: int, kills: tuple[Kill, ...], fields: dict[str, object]) -> Case:
+    staging, detection = WAYS[number % len(WAYS)]
+    values = {
+        "grad_accum": 2,
+        "steps": 4,
+        "policy": ("exact", "static")[number % 2],
+        "staging": staging,
+        "detection": detection,
+        "sharding": ("fsdp2", "fsdp2", "fsdp1")[number // 2 % 3],
+        "kills": kills,
+    }
+    return Case(**(values | fields))  # type: ignore[arg-type]
+
+
+def any_single_rank() -> list[Case]:
+    """Each place, and in turn each rank of the job; world rank 0 in three places."""
+    jobs = []
+    for number, at in enumerate(OUTSIDE):
+        replica, position = divmod(3 * number % 8, 2)
+        jobs.append(four_of_two(number, Kill(step=1, replica=replica, rank=position, at=at)))
+        replica, position = divmod(number % 6, 3)
+        jobs.append(two_of_three(number + 1, Kill(step=1, replica=replica, rank=position, at=at)))
+    jobs += [
+        shape(number, Kill(step=2, replica=0, rank=0, at=at), policy="exact")
+        for number, (shape, at) in enumerate(
+            [
+                (four_of_two, At.DURING_SYNC),
+                (two_of_three, At.FORWARD),
+                (four_of_two, At.BEFORE_COMMIT),
+            ]
+        )
+    ]
+    return jobs
+
+
+def both_positions() -> list[Case]:
+    """Two ranks of one replica, each in its own place."""
+    places = [
+        (At.FORWARD, At.FORWARD),
+        (At.BEFORE_SYNC, At.DURING_SYNC),
+        (At.AFTER_SYNC, At.BEFORE_COMMIT),
+        (At.AFTER_COMMIT, At.OPTIMIZER),
+    ]
+    jobs = []
+    for number, (first, second) in enumerate(places):
+        kills = (
+            Kill(step=1, replica=number % 2, rank=0, at=first),
+            Kill(step=1, replica=number % 2, rank=1, at=second),
+        )
+        jobs.append((four_of_two, two_of_three)[number % 2](number, *kills))
+    return jobs
+
+
+def two_replicas() -> list[Case]:
+    """Two replicas in one step, at positions that see one of the deaths each."""
+    places = cycle(OUTSIDE)
+    jobs = []
+    for number in range(8):
+        first, second = next(places), OUTSIDE[(3 * number + 1) % len(OUTSIDE)]
+        kills = (
+            Kill(step=1, replica=number % 4, rank=number % 2, at=first),
+            Kill(step=1, replica=(number + 1) % 4, rank=(number + 1) % 2, at=second),
+        )
+        jobs.append(four_of_two(number, *kills))
+    return jobs
+
+
+def in_recovery() -> list[Case]:
+    return [
+        four_of_two(
+            2 * number + turn,
+            Kill(step=1, replica=2, rank=turn, at=trigger),
+            Kill(step=1, replica=number % 2, rank=1 - turn, at=at),
+            policy="exact",
+        )
+        for number, at in enumerate(INSIDE)
+        for turn, trigger in enumerate((At.DURING_SYNC, At.AFTER_SYNC))
+    ]
+
+
+def half_the_replicas() -> list[Case]:
+    return [
+        four_of_two(
+            0,
+            Kill(step=1, replica=3, rank=0, at=At.AFTER_SYNC),
+            Kill(step=2, replica=0, rank=1, at=At.DURING_SYNC, bucket=1),
+            policy="exact",
+            sharding=sharding,
+            steps=5,
+        )
+        for sharding in ("fsdp2", "fsdp1")
+    ]
+
+
+def name(one: Case) -> str:
+    deaths = ",".join(f"{k.replica}.{k.rank}@{k.at}:{k.step}" for k in one.kills)
+    shape = f"{one.replicas}of{one.shard_size}"
+    return f"{shape}-{one.sharding}-{one.policy}-{one.staging}-{one.detection}-{deaths}"
+
+
+@pytest.mark.parametrize(
+    "job",
+    any_single_rank() + both_positions() + two_replicas() + in_recovery() + half_the_replicas(),
+    ids=name,
+)
+def test_the_other_replicas_carry_it_through(
+    job: Case, trainer: Trainer, references: References
+) -> None:
+    run = trainer.run(job)
+    once = {kill.replica for kill in job.kills}
+    # A rank whose peer dies may be gone before it reaches the place where it was to die itself.
+    planned = len(once) < len(job.kills)
+    assert problems_of(run, references(job), dead=once if planned else None) == []
+
+
+@pytest.mark.parametrize("sharding", ["fsdp2", "fsdp1"])
+def test_half_the_replicas_lost_or_none_trains_as_torch_hsdp_does(
+    sharding: str, trainer: Trainer
+) -> None:
+    plain = four_of_two(0, sharding=sharding, policy="exact", steps=5, kills=())
+    job = trainer.start(plain, "torch.json", program=[TORCH_HSDP])
+    assert job.wait(60) == 0, job.stderr
+    theirs = json.loads((trainer.folder / "torch.json").read_text())
+    lossy = next(one for one in half_the_replicas() if one.sharding == sharding)
+    for name, case in (("plain", plain), ("lossy", lossy)):
+        run = trainer.run(case, name)
+        assert run.code == 0, run.said
+        ours = run.trajectory()
+        assert sorted(ours) == list(range(5))
+        assert not any(apart(ours[step], tuple(theirs[step])) for step in ours), (ours, theirs)
