@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from jobs import Case, Trainer
+from preload import Launched
 
 from grad_txn.verify import verify
 
@@ -40,15 +41,64 @@ sys.exit(main())
     assert verdict.lost == ((1,),)
 
 
+def stop_once_training(trainer: Trainer, job: Launched, rank: int) -> None:
+    """Stop this rank when it has logged a step."""
+    log = trainer.folder / "run" / "events" / f"{rank}.jsonl"
+    until = time.monotonic() + 40
+    while not (log.exists() and '"event": "step"' in log.read_text()):
+        assert job.running(), job.stderr
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    os.kill(json.loads(log.read_text().splitlines()[0])["pid"], signal.SIGSTOP)
+
+
 def test_a_stopped_rank_is_found_by_the_detector(trainer: Trainer) -> None:
     case = Case(replicas=3, grad_accum=3, steps=60, policy="static")
     job = trainer.start(case, "run", options=["--detector", "--grace", "2"])
-    log = trainer.folder / "run" / "events" / "0.jsonl"
-    until = time.monotonic() + 40
-    while time.monotonic() < until and not (log.exists() and '"event": "step"' in log.read_text()):
-        time.sleep(0.01)
-    os.kill(json.loads(log.read_text().splitlines()[0])["pid"], signal.SIGSTOP)
+    stop_once_training(trainer, job, 0)
     assert job.wait(60) == 0, job.stderr
     verdict = verify(trainer.folder / "run")
     assert verdict.problems == ()
     assert verdict.survivors == (1, 2)
+
+
+def test_a_stopped_rank_is_ended_by_its_keeper(trainer: Trainer) -> None:
+    case = Case(replicas=3, grad_accum=3, steps=60, policy="exact")
+    job = trainer.start(case, "run", "--step-limit", "4")
+    stop_once_training(trainer, job, 1)
+    begun = time.monotonic()
+    assert job.wait(60) == 0, job.stderr
+    assert time.monotonic() - begun > 4
+    assert "rank 1 (replica 1, position 0): its process has been stopped for 4.0 s" in job.stderr
+    verdict = verify(trainer.folder / "run")
+    assert verdict.problems == ()
+    assert verdict.survivors == (0, 2)
+
+
+def test_a_slow_rank_lives(trainer: Trainer) -> None:
+    program = Path(trainer.folder, "slow.py")
+    program.write_text(
+        """
+import os, sys, time
+from integrations_hsdp.data import ByteText
+from integrations_hsdp.pretrain import main
+
+microbatch = ByteText.microbatch
+def slow(text, number):
+    if number % 9 == 3 and number > 9:  # the first of rank 1 in every step but one
+        assert os.environ["OMPI_COMM_WORLD_RANK"] == "1"
+        time.sleep(1.5)
+    return microbatch(text, number)
+ByteText.microbatch = slow
+sys.exit(main())
+"""
+    )
+    case = Case(replicas=3, grad_accum=3, policy="exact")
+    begun = time.monotonic()
+    run = trainer.run(case, "run", "--step-limit", "4", program=[str(program)])
+    assert time.monotonic() - begun > 6  # in sum more than the limit
+    assert run.code == 0, run.said
+    assert run.finishers() == [0, 1, 2]
+    verdict = verify(run.out)
+    assert (verdict.problems, verdict.lost) == ((), ((),))
+    assert "keeper" not in run.said

@@ -65,3 +65,20 @@ def test_an_mpi_of_another_version_than_mpi4py_loads_is_a_failure(tmp_path: Path
     finding = next(f for f in doctor.examine(str(path)) if f.check == "mpi4py")
     assert finding.verdict == "fail"
     assert "5.0.8" in finding.found
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("aware", [True, False])
+def test_device_buffers_are_said_to_be_staged_as_they_are(tmp_path: Path, aware: bool) -> None:
+    answers = {
+        "mpirun": "mpirun (Open MPI) 5.0.9",
+        "ompi_info": f"mca:mpi:base:param:mpi_built_with_cuda_support:value:{str(aware).lower()}",
+    }
+    for name, answer in answers.items():
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\necho '{answer}'\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    findings = doctor.examine(str(tmp_path / "mpirun"))
+    found = next(f for f in findings if f.check == "GPU buffers").found
+    assert "through pinned host memory under ulfmrun" in found
+    assert ("CUDA-aware" in found) == aware

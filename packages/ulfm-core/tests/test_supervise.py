@@ -205,6 +205,75 @@ def test_a_rank_declared_lost_is_killed_while_the_others_go_on(program: Program)
     assert "declared lost" in job.stderr
 
 
+def replicas(text: str) -> str:
+    """Return a program of replicas of two ranks each that ends in this text."""
+    return textwrap.dedent(REPLICAS) + textwrap.dedent(text)
+
+
+REPLICAS = """
+    import numpy as np
+    import ulfm_core
+    world = ulfm_core.init(replica_size=2)
+    data = np.ones(10)
+    world.barrier().result()
+
+    def go_on():
+        while True:
+            work = world.all_reduce(data, np.empty_like(data))
+            if world.consensus(work.wait() is ulfm_core.Outcome.OK).passed:
+                return say(members=world.members)
+
+"""
+
+
+def test_a_stopped_rank_is_killed_when_its_replica_loses_another(program: Program) -> None:
+    text = """
+        if rank == 3:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if rank == 2:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        go_on()
+    """
+    start = time.monotonic()
+    job = run_ranks(program(replicas(text)), 4)
+    assert job.returncode == 0, job.stderr
+    assert time.monotonic() - start < 10
+    assert job.lines == {0: [{"members": [0, 1]}], 1: [{"members": [0, 1]}]}
+    assert "killed rank 3" in job.stderr
+    assert "stopped while its replica was lost" in job.stderr
+
+
+@pytest.mark.parametrize("end", ["raise RuntimeError('closed by peer')", "sys.exit('closed')"])
+def test_a_rank_that_raises_because_its_replica_is_lost_is_lost(program: Program, end: str) -> None:
+    text = f"""
+        if rank == 2:
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 3:
+            {end}
+        go_on()
+    """
+    job = run_ranks(program(replicas(text)), 4)
+    assert job.returncode == 0, job.stderr
+    assert job.lines == {0: [{"members": [0, 1]}], 1: [{"members": [0, 1]}]}
+    said, verdict = job.stderr.splitlines()
+    assert said.startswith("ulfm-core: rank 3 (replica 1, position 1): rank 2 of its replica died")
+    assert verdict == "ulfmrun: 2 of 4 ranks finished; lost: ranks 2 and 3"
+
+
+def test_a_mistake_in_a_replica_of_several_is_shown(program: Program) -> None:
+    text = """
+        if rank == 3:
+            raise RuntimeError("rank three is wrong")
+        go_on()
+    """
+    job = run_ranks(program(replicas(text)), 4)
+    assert job.stderr.count("RuntimeError: rank three is wrong") == 1
+    assert "rank 2 (replica 1, position 0): rank 3 of its replica died" in job.stderr
+    assert job.stderr.splitlines()[-1] == "ulfmrun: 2 of 4 ranks finished; lost: ranks 2 and 3"
+
+
 def test_a_straggler_has_its_own_patience(program: Program) -> None:
     text = "if rank == 1: time.sleep(60)"
     job = run_ranks(program(text), 2, options=["--grace", "0.5", "--straggler-grace", "2"])
@@ -283,8 +352,27 @@ def test_restart_when_nobody_finished(program: Program) -> None:
     assert job.returncode == 0
     assert job.lines[0] == [{"restart": str(k), "initial": "2"} for k in range(3)]
     assert job.stderr.splitlines() == [
-        f"ulfmrun: no rank finished; restart {k} of 3 with 2 of 2 ranks" for k in (1, 2)
+        "ulfmrun: no rank finished: ranks 0 and 1 lost before any of them was in a world;"
+        f" restart {k} of 3 with 2 of 2 ranks"
+        for k in (1, 2)
     ]
+
+
+def test_a_start_that_does_not_get_through_mpi_init_is_bounded(program: Program) -> None:
+    text = """
+        say(here=1)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        import ulfm_core
+        ulfm_core.init(wait_limit=2)
+    """
+    start = time.monotonic()
+    job = run_ranks(program(text), 3, options=["--max-restarts", "1"])
+    assert job.returncode == 1
+    assert time.monotonic() - start < 20
+    assert job.lines == {rank: [{"here": 1}] * 2 for rank in range(3)}
+    assert "before any of them was in a world; restart 1 of 1 with 3 of 3 ranks" in job.stderr
+    assert "no rank finished: ranks 0, 1 and 2 lost" in job.stderr.splitlines()[-1]
 
 
 def test_no_restart_beyond_the_limit_or_after_a_failure_of_the_program(program: Program) -> None:

@@ -37,6 +37,17 @@ def test_every_operation() -> None:
         assert override == {"override": "ulfm", "right": True}
 
 
+def test_a_rank_in_gloo_ends_with_its_replica() -> None:
+    job = run_ranks(PROGRAMS / "torch_replica.py", 4, options=["--replica-size", "2"])
+    assert job.returncode == 0, job.stderr
+    assert {"members": [0, 1]} in job.lines[0]
+    killed = next(line["killed"] for line in job.lines[2] if "killed" in line)
+    ended = next(line["ended"] for line in job.lines[3] if "ended" in line)
+    assert ended - killed < 0.5
+    assert "rank 3 (replica 1, position 1): rank 2 of its replica died" in job.stderr
+    assert "Traceback" not in job.stderr
+
+
 def test_ddp_trains_as_on_gloo() -> None:
     job = run_ranks(PROGRAMS / "torch_ddp.py", 4)
     assert job.returncode == 0, job.stderr

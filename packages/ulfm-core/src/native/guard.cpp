@@ -9,6 +9,7 @@ namespace ulfm {
 namespace {
 
 constexpr auto period = std::chrono::milliseconds(5);
+constexpr auto frozen = std::chrono::seconds(1);  // a nap longer than this was none of the process's making
 constexpr int exit_code = 75;  // EX_TEMPFAIL: nothing is wrong with the program
 
 double seconds_since(std::chrono::steady_clock::time_point then) {
@@ -34,6 +35,7 @@ void Guard::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    if (pulse_ != nullptr) pulse_->limit.store(0.0);
   }
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
@@ -47,13 +49,23 @@ void Guard::watch(std::vector<int> ranks) {
 void Guard::set_step_limit(double seconds) {
   const std::lock_guard lock(mutex_);
   step_limit_ = seconds;
+  if (pulse_ != nullptr) pulse_->limit.store(seconds);
   beat_ = Clock::now();
 }
 
 void Guard::beat(const std::string& where) {
   const std::lock_guard lock(mutex_);
   where_ = where;
+  tell_where();
   beat_ = Clock::now();
+}
+
+void Guard::publish(Pulse* pulse) {
+  const std::lock_guard lock(mutex_);
+  copy_text(identity_, pulse->identity);
+  pulse_ = pulse;
+  pulse_->limit.store(step_limit_);
+  tell_where();
 }
 
 void Guard::begin_operation(const std::string& name, double limit) {
@@ -89,8 +101,11 @@ void Guard::end_wait() {
 void Guard::run() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
+    const Clock::time_point asleep = Clock::now();
     wake_.wait_for(lock, period);
     if (stopping_) break;
+    forgive(Clock::now() - asleep);
+    if (pulse_ != nullptr) pulse_->beats.fetch_add(1);
     int dead = -1;
     if (!watched_.empty()) {
       std::vector<int> ranks = watched_;
@@ -101,6 +116,20 @@ void Guard::run() {
     const std::string reason = stopping_ ? "" : verdict(dead);
     if (!reason.empty()) end(reason);
   }
+}
+
+void Guard::forgive(Clock::duration slept) {
+  if (slept < frozen) return;
+  beat_ += slept;
+  operation_begun_ += slept;
+  if (deadline_ != Clock::time_point::max()) deadline_ += slept;
+}
+
+void Guard::tell_where() {
+  if (pulse_ == nullptr) return;
+  const std::uint32_t next = 1 - pulse_->current.load();
+  copy_text(where_, pulse_->where[next]);
+  pulse_->current.store(next);
 }
 
 std::string Guard::verdict(int dead) const {

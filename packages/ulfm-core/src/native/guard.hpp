@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "mpi_ulfm.hpp"
+#include "pulse.hpp"
 
 namespace ulfm {
 
@@ -30,6 +31,7 @@ class Guard {
   void watch(std::vector<int> ranks);  // ranks of `everyone` whose death ends this process
   void set_step_limit(double seconds);  // 0: none
   void beat(const std::string& where);  // the application is alive, and here
+  void publish(Pulse* pulse);           // for whoever watches this process from outside; never freed
   void stop();
 
   // An operation of the communication thread; `limit` in seconds, 0 for none.
@@ -46,6 +48,8 @@ class Guard {
  private:
   using Clock = std::chrono::steady_clock;
   void run();
+  void forgive(Clock::duration slept);  // time in which the whole process was stopped; with the lock held
+  void tell_where();                    // with the lock held
   std::string verdict(int dead) const;  // why to end, or nothing; with the lock held
   int dead_one_of(std::vector<int> ranks) const;  // or -1; asks MPI, so without the lock
   [[noreturn]] void end(const std::string& reason) const;
@@ -59,6 +63,7 @@ class Guard {
   std::vector<int> watched_;
   double step_limit_ = 0.0;
   std::string where_ = "before its first step";
+  Pulse* pulse_ = nullptr;
   Clock::time_point beat_ = Clock::now();
   std::string operation_;
   double operation_limit_ = 0.0;

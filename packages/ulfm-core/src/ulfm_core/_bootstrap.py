@@ -1,7 +1,8 @@
 """What every rank of `ulfmrun` runs first: its environment, then the program, then the way out.
 
 `python -m ulfm_core._bootstrap [-m] PROGRAM ARGS` sets the variables that torchrun would set, runs
-the program as `__main__`, tells `ulfmrun` with which code it ended, and leaves.
+the program as `__main__`, tells `ulfmrun` with which code it ended, and leaves. It also gives the
+rank its keeper, as only a process without threads can.
 """
 
 import atexit
@@ -14,17 +15,20 @@ import runpy
 import signal
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from ulfm_core import leaving
+from ulfm_core import _keeper, leaving
 from ulfm_core._channel import report
 from ulfm_core._farewell import BAD_INPUT, hold_stderr, keep_refusal, say_farewell
 from ulfm_core._parent import die_with_parent
 from ulfm_core.errors import ReplicaCondemnedError
 
 __all__ = ["main"]
+
+_CONDEMNED_WITHIN = 1.0  # seconds from a peer's death until this rank knows of it
 
 
 def main() -> NoReturn:
@@ -33,10 +37,11 @@ def main() -> NoReturn:
         sys.exit("ulfm_core._bootstrap is started by ulfmrun: ulfmrun -n N [-m] PROGRAM ARGS")
     # A rank must not outlive its mpirun, or nobody would ever end it.
     die_with_parent(signal.SIGKILL)
+    _keeper.start()
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Whole lines, at once: what a killed rank said is still seen, and under PYTHONUNBUFFERED, which
-        # writes every argument of print() by itself, the lines of two ranks would mix.
+        # Whole lines, at once: what a killed rank said is still seen, and under PYTHONUNBUFFERED,
+        # which writes every argument of print() by itself, the lines of two ranks would mix.
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
     _set_environment()
     report("start")
@@ -87,6 +92,8 @@ def _run(command: list[str]) -> int:
             sys.path[0] = str(Path(command[0]).resolve().parent)
             runpy.run_path(command[0], run_name="__main__")
     except SystemExit as wanted:
+        if wanted.code not in (None, 0, BAD_INPUT):
+            _end_if_condemned()
         return _code(wanted)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -95,6 +102,7 @@ def _run(command: list[str]) -> int:
         print(f"rank {os.environ['OMPI_COMM_WORLD_RANK']}: {condemned}", file=sys.stderr)
         return 1
     except BaseException as error:  # noqa: BLE001 - as the interpreter itself would
+        _end_if_condemned()
         _print_traceback(error)
         return 1
     return 0
@@ -105,6 +113,17 @@ def _missing(module: str) -> bool:
         return importlib.util.find_spec(module) is None
     except ModuleNotFoundError:
         return True
+
+
+def _end_if_condemned() -> None:
+    """Do not return if this rank failed because its replica has lost another one.
+
+    Whoever waits in a collective of the replica (gloo, NCCL) may hear of a death before MPI does.
+    What it raises then is no mistake of the program. The guard ends this process once it knows, and
+    says why.
+    """
+    if leaving.in_replica_of_several():
+        time.sleep(_CONDEMNED_WITHIN)
 
 
 def _code(wanted: SystemExit) -> int:
@@ -141,6 +160,7 @@ def _leave(code: int) -> NoReturn:
     """
     if leaving.in_world() or (code and "mpi4py.MPI" in sys.modules):
         leaving.leave(code)
+    _keeper.end()
     sys.exit(code)
 
 

@@ -123,7 +123,10 @@ def _built_with(mpirun: Mpirun) -> Iterator[Finding]:
         fix = f"configure Open MPI with --with-ft=ulfm, or {_INSTALL}"
         yield Finding(check="ULFM", verdict="fail", found="not built into this Open MPI", fix=fix)
     cuda = re.search(r"mpi_built_with_cuda_support:value:true", said) is not None
-    found = "taken as they are" if cuda else "copied through the host: not a CUDA-aware Open MPI"
+    # ulfmrun leaves out MPI's collectives for CUDA, and without those device memory is staged, also
+    # with a CUDA-aware MPI: see `find_transport` in device.cpp.
+    found = "copied through pinned host memory under ulfmrun"
+    found += ", although this Open MPI is CUDA-aware" if cuda else ""
     yield Finding(check="GPU buffers", verdict="ok", found=found)
 
 

@@ -6,7 +6,8 @@ import faulthandler
 import os
 import re
 
-from ulfm_core import leaving
+from ulfm_core import _keeper, leaving
+from ulfm_core._channel import report
 from ulfm_core.errors import NotLaunchedError, UlfmError, UnsupportedMPIError, UsageError
 from ulfm_core.world import Detection, World
 
@@ -106,6 +107,10 @@ def init(
     if replica_size > 1:
         first = world.replica * replica_size
         native.guard.watch([r for r in range(first, first + replica_size) if r != world.rank])
+    page = _keeper.page()
+    if page is not None:
+        native.guard.publish(page)
+    report("joined", replica_size=replica_size)
     leaving.register(world)
     return world
 

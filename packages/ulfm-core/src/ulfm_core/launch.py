@@ -169,7 +169,7 @@ def _run(job: Job, mpirun: Mpirun, patience: Patience, *, restarts: int) -> int:
                 print(line, file=sys.stderr)
             return outcome.code
         print(
-            f"ulfmrun: no rank finished; restart {again.restart} of {restarts} with {again.ranks}"
+            f"ulfmrun: {outcome.failure}; restart {again.restart} of {restarts} with {again.ranks}"
             f" of {again.initial_ranks} ranks",
             file=sys.stderr,
         )

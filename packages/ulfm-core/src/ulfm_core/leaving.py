@@ -15,6 +15,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
+from ulfm_core import _keeper
 from ulfm_core._farewell import say_farewell
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def leave(code: int = 0) -> NoReturn:
     logging.shutdown()
     if code == 0 and not _forked():
         _part(code)
+    _keeper.end()
     os._exit(code)
 
 
@@ -107,3 +109,8 @@ def _forked() -> bool:
 def in_world() -> bool:
     """Return whether this process has joined a world, and so has to leave it."""
     return _world is not None
+
+
+def in_replica_of_several() -> bool:
+    """Return whether another rank's death ends this process."""
+    return _world is not None and not _forked() and _world.replica_size > 1

@@ -41,11 +41,14 @@ class Patience:
         leftover: A rank that is stopped, was declared lost, or does not get out of MPI, once no
             other rank is running.
         straggler: A rank that still runs its program once another has finished.
+        condemned: A rank whose replica has lost another one. Its guard ends it within milliseconds,
+            unless it is stopped, and then the other replicas wait for it.
         ending: mpirun, after it was asked to end.
     """
 
     leftover: float = 10.0
     straggler: float = 600.0
+    condemned: float = 1.0
     ending: float = 5.0
 
 
@@ -59,6 +62,7 @@ class Outcome:
         lost: The others.
         started: How many ranks had started.
         interrupted: A signal to `ulfmrun` ended the job.
+        failure: Why nobody finished, in words; empty if somebody did.
         said: Closing lines for the reader.
     """
 
@@ -67,6 +71,7 @@ class Outcome:
     lost: tuple[int, ...] = ()
     started: int = 0
     interrupted: bool = False
+    failure: str = ""
     said: tuple[str, ...] = ()
 
 
@@ -111,6 +116,7 @@ class _Rank:
     state: State = "running"
     code: int | None = None
     said: str = ""
+    replica_size: int = 1
     gone: bool = False
     killed: bool = False
 
@@ -142,6 +148,7 @@ class _Roster:
     ranks: dict[int, _Rank] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  # by what ranks say; may name one not heard of yet
     step: Any = None
+    joined: bool = False  # some rank was in a world
 
     def take(self, message: Message) -> None:
         """Note what a rank said."""
@@ -152,6 +159,9 @@ class _Roster:
                 self.ranks[number] = _Rank(
                     number=number, host=message["host"], pid=message["pid"], since=time.monotonic()
                 )
+            case "joined" if rank and rank.pid == message["pid"]:
+                rank.replica_size = message.get("replica_size", 1)
+                self.joined = True
             case "exit" if rank and rank.pid == message["pid"]:
                 rank.code = message["code"]
                 rank.said = message.get("said", "")
@@ -185,6 +195,21 @@ class _Roster:
             return list(living)
         return [r for r in living if r.state == "lost" and now - r.since > patience.leftover]
 
+    def condemned(self, now: float, living: Sequence[_Rank], patience: Patience) -> list[_Rank]:
+        """Return those of the living that are in the world, but whose replica is long lost."""
+        broken = {
+            rank.number // rank.replica_size
+            for rank in self.ranks.values()
+            if rank.replica_size > 1 and rank.code != 0
+            if rank.state == "dead" and now - rank.since > patience.condemned
+        }
+        return [
+            rank
+            for rank in living
+            if rank.replica_size > 1 and rank.code is None
+            if rank.number // rank.replica_size in broken
+        ]
+
     def verdict(self) -> Outcome:
         """Say how the job ended, once it has."""
         heard = [self.ranks[number] for number in sorted(self.ranks.keys() - self.lost)]
@@ -195,12 +220,13 @@ class _Roster:
         code = next((rank.code for rank in failed if rank.code), 0)
         # Every rank refuses a bad input in the same words; once is enough.
         said = list(dict.fromkeys(rank.said.rstrip() for rank in failed if rank.said))
+        failure = ""
         if not finished:
             code = 1
-            reached = "" if self.step is None else f" after step {self.step}"
+            failure = f"no rank finished: {_names(lost)} lost{self._reached()}"
             said.append(
-                f"ulfmrun: no rank finished: {_names(lost)} lost{reached}; start again from the"
-                " newest checkpoint, or have it done by --max-restarts"
+                f"ulfmrun: {failure}; start again from the newest checkpoint, or have it done by"
+                " --max-restarts"
             )
         elif any(rank.code != BAD_INPUT for rank in failed):
             said.append(f"ulfmrun: {_names(r.number for r in failed)} failed, exit code {code}")
@@ -209,8 +235,18 @@ class _Roster:
                 f"ulfmrun: {len(finished)} of {self.size} ranks finished; lost: {_names(lost)}"
             )
         return Outcome(
-            code=code, finished=finished, lost=lost, started=len(self.ranks), said=tuple(said)
+            code=code,
+            finished=finished,
+            lost=lost,
+            started=len(self.ranks),
+            failure=failure,
+            said=tuple(said),
         )
+
+    def _reached(self) -> str:
+        if self.step is not None:
+            return f" after step {self.step}"
+        return "" if self.joined else " before any of them was in a world"
 
 
 class _Watch:
@@ -258,8 +294,9 @@ class _Watch:
             said = f"ulfmrun: ended by {signal.Signals(self.signal).name}"
             return Outcome(code=128 + self.signal, interrupted=True, said=(said,))
         if not self.roster.ranks:
-            said = f"ulfmrun: no rank started; mpirun ended with exit code {message['code']}"
-            return Outcome(code=max(message["code"], 1), said=(said,))
+            failure = f"no rank started; mpirun ended with exit code {message['code']}"
+            said = f"ulfmrun: {failure}"
+            return Outcome(code=max(message["code"], 1), failure=failure, said=(said,))
         return self.roster.verdict()
 
     def end_everything(self) -> None:
@@ -312,19 +349,25 @@ class _Watch:
         overdue = self.roster.overdue(now, living, patience)
         out_of_reach = any(rank.killed or not rank.local for rank in overdue)
         for rank in overdue:
-            if rank.local and not rank.killed:
-                rank.killed = True
-                print(
-                    f"ulfmrun: killed rank {rank.number} (pid {rank.pid} on {rank.host}), which was"
-                    f" {_WORDS[rank.state]}, after {now - rank.since:.0f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank.pid, signal.SIGKILL)
+            self._kill(rank, _WORDS[rank.state], now - rank.since)
+        for rank in self.roster.condemned(now, living, patience):
+            self._kill(rank, _CONDEMNED[rank.state == "stopped"], patience.condemned)
         none_left = self.roster.ranks and not living and self.roster.quiet(now) > patience.leftover
         if none_left or (out_of_reach and overdue == living):
             self._ask_to_end()
+
+    def _kill(self, rank: _Rank, what: str, seconds: float) -> None:
+        if rank.killed or not rank.local:
+            return
+        rank.killed = True
+        print(
+            f"ulfmrun: killed rank {rank.number} (pid {rank.pid} on {rank.host}), which was"
+            f" {what}, after {seconds:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank.pid, signal.SIGKILL)
 
 
 _WORDS: dict[State, str] = {
@@ -333,6 +376,7 @@ _WORDS: dict[State, str] = {
     "leaving": "done but did not end",
     "running": "still running although others had finished",
 }
+_CONDEMNED = ("still there although its replica was lost", "stopped while its replica was lost")
 
 
 @contextlib.contextmanager
