@@ -2,10 +2,12 @@
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from workload_policy import (
+    POLICY_GROUP,
     AdaptiveWorld,
     ExactBatch,
     NoSurvivorsError,
@@ -149,3 +151,41 @@ def test_policies_by_name(policy: Policy) -> None:
 def test_a_policy_that_does_not_exist() -> None:
     with pytest.raises(PolicyNameError, match="no policy is named 'elastic': choose from static"):
         policy_named("elastic")
+
+
+def test_options_a_policy_does_not_take() -> None:
+    with pytest.raises(PolicyNameError, match="policy 'exact' does not take these options"):
+        policy_named("exact", redundancy=3)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with a policy of its own, as pip would leave it."""
+    (tmp_path / "sleepy.py").write_text(
+        "from workload_policy import ExactBatch\n"
+        "class Sleepy(ExactBatch):\n"
+        "    name = 'sleepy'\n"
+        "    def __init__(self, *, hours=8):\n"
+        "        self.hours = hours\n"
+    )
+    metadata = tmp_path / "sleepy-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sleepy\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[{POLICY_GROUP}]\nsleepy = sleepy:Sleepy\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_policy_of_another_package(installed: None) -> None:
+    policy = policy_named("sleepy", hours=9)
+    assert policy.name == "sleepy"
+    assert vars(policy) == {"hours": 9}
+    with pytest.raises(PolicyNameError, match="does not take these options"):
+        policy_named("sleepy", minutes=9)
+    with pytest.raises(PolicyNameError, match=r"choose from static, adaptive, exact, .*sleepy"):
+        policy_named("elastic")
+
+
+def test_a_policy_whose_package_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [])
+    with pytest.raises(PolicyNameError, match="it comes with the package spare-planner"):
+        policy_named("stacked")

@@ -6,7 +6,13 @@ with `policy_named` or one of the policies and follow `Policy`: ``start``, ``on_
 """
 
 from workload_policy.adaptive_world import AdaptiveWorld
-from workload_policy.decision import Decision, Restore, SurvivorRecord, agreed_table
+from workload_policy.decision import (
+    Decision,
+    Restore,
+    SurvivorRecord,
+    agreed_table,
+    failed_replicas,
+)
 from workload_policy.errors import (
     LayoutError,
     LedgerError,
@@ -22,11 +28,13 @@ from workload_policy.layout import Layout
 from workload_policy.ledger import Ledger, LedgerEntry
 from workload_policy.plan import Plan
 from workload_policy.policy import Policy
-from workload_policy.registry import POLICY_NAMES, policy_named
+from workload_policy.registry import POLICY_GROUP, POLICY_NAMES, policy_named
 from workload_policy.roles import Role
+from workload_policy.stacking import Stack, Stacking
 from workload_policy.static_world import StaticWorld
 
 __all__ = [
+    "POLICY_GROUP",
     "POLICY_NAMES",
     "AdaptiveWorld",
     "Decision",
@@ -44,10 +52,13 @@ __all__ = [
     "Restore",
     "Role",
     "ScheduleError",
+    "Stack",
+    "Stacking",
     "StaticWorld",
     "SurvivorRecord",
     "TableError",
     "WorkloadPolicyError",
     "agreed_table",
+    "failed_replicas",
     "policy_named",
 ]

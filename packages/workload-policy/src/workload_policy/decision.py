@@ -7,7 +7,7 @@ pure function of the plan and that table, so all survivors decide alike without 
 import enum
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from workload_policy.errors import NoSurvivorsError, TableError
 from workload_policy.plan import Plan
@@ -61,6 +61,8 @@ class Decision:
         grad_extra: Most extra microbatches of any member, ``G_ext``; 0 without a boundary.
         boundary_minors: Contributing members that compute fewer extra microbatches than that.
         queued: Ids of the dead that nobody computes in this step any more; a later step will.
+        recounted: Ids of redundant stacks that count from here on, by the member that holds them:
+            the copies of the dead ones' that were, or are being, computed anyway.
     """
 
     plan: Plan
@@ -73,6 +75,7 @@ class Decision:
     grad_extra: int
     boundary_minors: int
     queued: tuple[int, ...]
+    recounted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 def agreed_table(plan: Plan, failed: Collection[int]) -> list[SurvivorRecord]:

@@ -49,7 +49,7 @@ class ScheduleError(WorkloadPolicyError, ValueError):
 
 
 class PolicyNameError(WorkloadPolicyError, ValueError):
-    """A policy name that does not exist."""
+    """A policy name that does not exist, or options that the policy does not have."""
 
 
 class NoSurvivorsError(WorkloadPolicyError, RuntimeError):

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 from workload_policy.errors import PlanError
 from workload_policy.layout import Layout
 from workload_policy.roles import Role
+from workload_policy.stacking import Stacking
 
 __all__ = ["Plan"]
 
@@ -40,6 +41,8 @@ class Plan:
             boundaries.
         boundary: Whether this step has crossed a policy boundary.
         boundary_minors: Boundary minors of the last boundary of this step.
+        stacking: The stacks of a policy that has members compute some ids redundantly, and which of
+            them count; None where every id is assigned once.
     """
 
     policy: str
@@ -56,6 +59,7 @@ class Plan:
     extra: int = 0
     boundary: bool = False
     boundary_minors: int = 0
+    stacking: Stacking | None = None
 
     @property
     def global_batch(self) -> int:
@@ -65,11 +69,14 @@ class Plan:
     @property
     def contributions(self) -> dict[int, int]:
         """Microbatches of each member that count in this step; 0 for spares."""
-        return {m: 0 if self.roles[m].is_spare else len(self.assigned[m]) for m in self.members}
+        return {m: len(ids) for m, ids in self.committed_ids.items()}
 
     @property
     def committed_ids(self) -> dict[int, tuple[int, ...]]:
         """Ids of each member that count when this step commits; empty for spares."""
+        if self.stacking is not None:
+            counted = self.stacking.counted
+            return {m: counted[m] for m in self.members}
         return {m: () if self.roles[m].is_spare else self.assigned[m] for m in self.members}
 
     @property
@@ -94,6 +101,7 @@ class Plan:
             "extra": self.extra,
             "boundary": self.boundary,
             "boundary_minors": self.boundary_minors,
+            **({} if self.stacking is None else {"stacking": self.stacking.to_dict()}),
         }
 
     @classmethod
@@ -121,6 +129,7 @@ class Plan:
                 extra=int(data["extra"]),
                 boundary=bool(data["boundary"]),
                 boundary_minors=int(data["boundary_minors"]),
+                stacking=Stacking.from_dict(data["stacking"]) if "stacking" in data else None,
             )
         except KeyError as error:
             raise PlanError(f"not a saved plan: {error.args[0]!r} is missing or unknown") from error
@@ -154,7 +163,9 @@ class Plan:
         if not _increasing((*self.queue, self.cursor)):
             yield "its queue is not sorted and below its cursor"
         ids = set(itertools.chain.from_iterable(self.assigned.values()))
-        if len(ids) != sum(map(len, self.assigned.values())):
+        if self.stacking is not None:
+            yield from self.stacking.contradictions(self.members, self.assigned)
+        elif len(ids) != sum(map(len, self.assigned.values())):
             yield "it assigns an id twice"
         if any(i < self.cursor for i in ids.difference(self.queue)):
             yield "it assigns an id that is already counted"
