@@ -13,6 +13,7 @@ from spare_planner.errors import (
 )
 from spare_planner.placement import CONSTRUCTIONS, Placement, place
 from spare_planner.reorder import Reordering, Stacks
+from spare_planner.stacked import Stacked
 
 __all__ = [
     "CONSTRUCTIONS",
@@ -22,6 +23,7 @@ __all__ = [
     "PlannerError",
     "QuantityError",
     "Reordering",
+    "Stacked",
     "Stacks",
     "StaleError",
     "WipeOutError",
