@@ -65,8 +65,11 @@ class Trial:
 
     @property
     def ttt_ratio(self) -> float:
-        """Time-to-train over the failure-free time; of what was done, if the run was given up."""
-        if not self.committed:
+        """Time-to-train over the failure-free time; of what was done, if the run was given up.
+
+        Infinity if that is less than one step in a hundred.
+        """
+        if self.committed * 100 < self.steps:
             return math.inf
         return self.seconds / (self.ideal_seconds * self.committed / self.steps)
 
