@@ -16,15 +16,15 @@ STEPS = 8
 WHOLE = Case(replicas=4, grad_accum=3, steps=STEPS, policy="exact")
 
 
-def check(run: Run, references: References) -> None:
+def check(run: Run, references: References, *, whole: Case = WHOLE) -> None:
     """B is kept, ids are neither lost nor repeated, and the losses are those of one whole run."""
     verdict = verify(run.out)
     assert verdict.problems == ()
     assert (verdict.global_batch, verdict.steps) == (12, STEPS)
     assert verdict.ids == 12 * STEPS
-    whole = references(WHOLE)
+    expected = references(whole)
     if run.case.policy == "exact":
-        assert not [s for s, found in run.trajectory().items() if apart(found, whole[s])]
+        assert not [s for s, found in run.trajectory().items() if apart(found, expected[s])]
 
 
 @pytest.mark.parametrize("policy", ["static", "exact"])
@@ -41,6 +41,49 @@ def test_resume(ranks: int, policy: str, trainer: Trainer, references: Reference
     assert run.code == 0, run.said
     assert {line["first_step"] for line in run.of("start")} == {0, 4}
     check(run, references)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "replicas", "shard_size", "then"),
+    [
+        ("fsdp2", 3, 2, "fsdp2"),
+        ("fsdp2", 5, 2, "fsdp2"),
+        ("fsdp1", 3, 2, "fsdp1"),
+        ("fsdp2", 2, 3, "fsdp2"),
+        ("fsdp2", 3, 1, "ddp"),
+    ],
+)
+def test_resume_sharded_replicas(
+    sharding: str,
+    replicas: int,
+    shard_size: int,
+    then: str,
+    trainer: Trainer,
+    references: References,
+) -> None:
+    whole = replace(WHOLE, batch=6)
+    first = replace(
+        whole,
+        sharding=sharding,
+        shard_size=2,
+        kills=(Kill(step=1, replica=0, rank=1, at=At.DURING_SYNC),),
+    )
+    job = trainer.start(first, "run", "--checkpoint-every", "4", program=lost_after(trainer, 6))
+    assert job.wait(60) == 1
+    again = replace(whole, sharding=then, shard_size=shard_size)
+    resumed = [] if shard_size == 2 else ["--out", "other"]  # one log holds replicas of one size
+    source = str(trainer.folder / "run" / "checkpoints")
+    run = trainer.run(again, "run", "--resume", source, *resumed, ranks=replicas * shard_size)
+    assert run.code == 0, run.said
+    if not resumed:
+        check(run, references, whole=whole)
+        return
+    verdict = verify(trainer.folder / "other")
+    assert verdict.problems == ()
+    assert (verdict.first_step, verdict.steps) == (4, 4)
+    expected = references(whole)
+    run.out = trainer.folder / "other"
+    assert not [s for s, found in run.trajectory().items() if apart(found, expected[s])]
 
 
 def test_all_ranks_die_and_the_job_starts_again(trainer: Trainer, references: References) -> None:

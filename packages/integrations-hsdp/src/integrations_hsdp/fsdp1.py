@@ -24,8 +24,10 @@ class FSDP1Gradients(ShardedGradients):
     """The gradients of an FSDP1 model; a `grad_txn.gradients.Gradients`.
 
     Args:
-        model: The wrapped root module; `process_group` is the replica's, the strategy one of
-            FULL_SHARD and SHARD_GRAD_OP. With or without `use_orig_params`.
+        model: The wrapped root module, over the replica's ranks: by `device_mesh` if its state is
+            to be saved by `torch.distributed.checkpoint` (by `process_group` it would be made of
+            ShardedTensors, which asynchronous saving does not take). The strategy is FULL_SHARD or
+            SHARD_GRAD_OP; with or without `use_orig_params`.
         group: The replica's process group.
         bucket_mb: Bucket size, in MiB.
 

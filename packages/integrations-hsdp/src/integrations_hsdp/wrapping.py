@@ -59,10 +59,11 @@ def wrap(
     reduction = torch.float32 if low_precision else None
     if sharding == "ddp":
         return DDPGradients(model, group=group, bucket_mb=bucket_mb)
+    mesh = DeviceMesh.from_group(group, _device_of(model).type)
     if sharding == "fsdp1":
         wrapped = FullyShardedDataParallel(
             model,
-            process_group=group,
+            device_mesh=mesh,  # and not process_group: only then its state is made of DTensors
             sharding_strategy=(
                 ShardingStrategy.FULL_SHARD
                 if dist.get_world_size(group) > 1
@@ -74,7 +75,6 @@ def wrap(
             use_orig_params=True,
         )
         return FSDP1Gradients(wrapped, group=group, bucket_mb=bucket_mb)
-    mesh = DeviceMesh.from_group(group, _device_of(model).type)
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduction)
     # What was gathered for a forward stays for the backward: no communication inside the replica
     # but in the first and the last microbatch of a pass.
