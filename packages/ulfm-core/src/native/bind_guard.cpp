@@ -24,6 +24,7 @@ void register_guard(py::module_& module) {
             self.publish(static_cast<Pulse*>(held->ptr));
           },
           py::arg("page"))
+      .def("set_last_words", &Guard::set_last_words, py::arg("file"), py::arg("line"), Release())
       .def("begin_wait", &Guard::begin_wait, Release())
       .def("end_wait", &Guard::end_wait, Release());
 }

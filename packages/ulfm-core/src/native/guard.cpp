@@ -22,6 +22,25 @@ std::string with_seconds(double seconds) {
   return text;
 }
 
+void replace(std::string& text, const std::string& name, const std::string& value) {
+  const auto at = text.find(name);
+  if (at != std::string::npos) text.replace(at, name.size(), value);
+}
+
+std::string filled_in(std::string line, const std::string& reason) {
+  std::string escaped;
+  for (const char c : reason) {
+    if (c == '"' || c == '\\') escaped += '\\';
+    escaped += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  char time[32];
+  std::snprintf(time, sizeof time, "%.6f", std::chrono::duration<double>(now).count());
+  replace(line, "{time}", time);
+  replace(line, "{reason}", escaped);
+  return line;
+}
+
 }  // namespace
 
 Guard::Guard(MPI_Comm everyone, std::string identity) : everyone_(everyone), identity_(std::move(identity)) {
@@ -66,6 +85,12 @@ void Guard::publish(Pulse* pulse) {
   pulse_ = pulse;
   pulse_->limit.store(step_limit_);
   tell_where();
+}
+
+void Guard::set_last_words(int file, const std::string& line) {
+  const std::lock_guard lock(mutex_);
+  last_words_file_ = file;
+  last_words_ = line;
 }
 
 void Guard::begin_operation(const std::string& name, double limit) {
@@ -166,6 +191,10 @@ int Guard::dead_one_of(std::vector<int> ranks) const {
 }
 
 void Guard::end(const std::string& reason) const {
+  if (last_words_file_ >= 0) {
+    const std::string words = filled_in(last_words_, reason);
+    [[maybe_unused]] const auto written = write(last_words_file_, words.data(), words.size());
+  }
   const std::string line = identity_ + ": " + reason + "; this process ends, the others go on without it\n";
   // write() and _exit(): neither needs a lock that the stuck thread may hold.
   if (write(STDERR_FILENO, line.data(), line.size()) < 0) _exit(exit_code);

@@ -31,6 +31,9 @@ class Guard {
   void watch(std::vector<int> ranks);  // ranks of `everyone` whose death ends this process
   void set_step_limit(double seconds);  // 0: none
   void beat(const std::string& where);  // the application is alive, and here
+  // What to write to `file` before this guard ends the process: `line`, in which {time} (seconds since the epoch) and
+  // {reason} (as within a JSON string) are filled in. -1: nothing.
+  void set_last_words(int file, const std::string& line);
   void publish(Pulse* pulse);           // for whoever watches this process from outside; never freed
   void stop();
 
@@ -69,6 +72,8 @@ class Guard {
   double operation_limit_ = 0.0;
   Clock::time_point operation_begun_;
   int waiting_ = 0;
+  int last_words_file_ = -1;
+  std::string last_words_;
   Clock::time_point deadline_ = Clock::time_point::max();
   std::string deadline_reason_;
   std::thread thread_;

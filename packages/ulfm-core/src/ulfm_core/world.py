@@ -389,6 +389,14 @@ class World:
             raise UsageError(message)
         self._native.guard.set_step_limit(seconds)
 
+    def set_last_words(self, file: int | None, line: str = "") -> None:
+        """Have the guard write `line` to a file descriptor before it ends this process.
+
+        In it `{time}` becomes the seconds since the epoch and `{reason}` why, as within a JSON
+        string; both once at most. None: nothing is written. Local.
+        """
+        self._native.guard.set_last_words(-1 if file is None else file, line)
+
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Suspend the step limit: this process waits for others, and the wait limit bounds that."""
