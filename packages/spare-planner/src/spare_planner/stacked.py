@@ -54,7 +54,7 @@ class Stacked:
     (4, 5)
     >>> decision = policy.on_failure(plan, agreed_table(plan, failed={3}))
     >>> decision.extra
-    {0: (6, 7)}
+    {2: (6, 7)}
     >>> entry, plan = policy.commit(decision.plan)
     >>> [(stack.shard_type, stack.counted) for stack in plan.stacking.stacks[2]]
     [(2, False), (3, True)]

@@ -54,16 +54,16 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def _report(stacks: Stacks, change: Reordering, *, failed: list[int]) -> str:
     groups = stacks.placement.groups
-    head = f"{len(failed)} of {groups} groups failed ({_some(failed)}), {stacks.survivors} are left"
+    head = f"{len(failed)} of {groups} groups failed: {_some(failed)}"
     if change.wiped_out:
-        return f"{head}\nwipe-out: nobody is left who hosts type {_some(change.lost)}"
+        return f"{head}\nwipe-out: nobody is left who hosts {_types(change.lost)}"
     if change.covered:
         lines = [head, "covered: the first stacks of the survivors still hold every type"]
     else:
-        lines = [head, f"nobody computes type {_some(change.uncovered)} any more"]
-    depth = f"each survivor computes {change.stacks} stack{'s' * (change.stacks > 1)} a step"
-    work = f"{change.moves} types moved, {len(change.patched)} groups have something new to compute"
-    lines += [f"{depth}; {work}", "", "group  computes | only hosts"]
+        lines = [head, f"nobody computes {_types(change.uncovered)} any more"]
+    costs = f"stacks a step: {change.stacks}, types moved: {change.moves}"
+    patches = f"groups with something new to compute (*): {len(change.patched)}"
+    lines += [f"{costs}, {patches}", "", "group  computes | only hosts"]
     patched = set(change.patched)
     # Those with something new first, and after them as many as fit.
     shown = sorted(sorted(stacks.living, key=lambda group: group not in patched)[:_SHOWN])
@@ -76,6 +76,10 @@ def _report(stacks: Stacks, change: Reordering, *, failed: list[int]) -> str:
     if len(shown) < stacks.survivors:
         lines.append("  ...")
     return "\n".join(lines)
+
+
+def _types(types: tuple[int, ...]) -> str:
+    return f"type{'s' * (len(types) > 1)} {_some(types)}"
 
 
 def _some(numbers: list[int] | tuple[int, ...]) -> str:

@@ -1,0 +1,31 @@
+"""The README's examples, run as they stand."""
+
+import doctest
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from spare_planner.cli import main
+
+README = Path(__file__).parents[1] / "README.md"
+COMMANDS = re.findall(
+    r"```console\n\$ spare-planner (.*)\n((?:.*\n)*?)```", README.read_text(encoding="utf-8")
+)
+
+
+def test_python() -> None:
+    outcome = doctest.testfile(str(README), module_relative=False)
+    assert outcome.attempted > 10
+    assert outcome.failed == 0
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) >= 4
+
+
+@pytest.mark.parametrize(("arguments", "output"), COMMANDS)
+def test_command(capsys: pytest.CaptureFixture[str], arguments: str, output: str) -> None:
+    assert main(shlex.split(arguments)) == 0
+    assert capsys.readouterr().out == output
