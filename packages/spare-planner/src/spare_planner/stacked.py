@@ -207,9 +207,9 @@ class Stacked:
 
         Raises:
             NoSurvivorsError: There are no members.
-            WipeOutError: The members do not host every type between them.
-            PlanError: A member is named twice or is none of the N, the step has needed extra
-                stacks already, or the plan is of another policy or redundancy.
+            PlanError: A member is named twice or is none of the N, the members do not host every
+                type between them, the step has needed extra stacks already, or the plan is of
+                another policy or redundancy.
         """
         stacking = self._own(plan)
         if plan.boundary:
@@ -229,7 +229,11 @@ class Stacked:
         stacks.rejoin(chosen.difference(plan.members))
         change = stacks.fail(set(plan.members) - chosen)
         if change.wiped_out:
-            raise WipeOutError(lost=change.lost, step=plan.step)
+            raise PlanError(
+                f"replicas {sorted(chosen)} host {plan.replicas - len(change.lost)} of"
+                f" {plan.replicas} shard types: go on with more replicas, best with all"
+                f" {plan.replicas}"
+            )
         depth = replace(stacking, depth=change.stacks)
         return self._next(plan, depth, step=plan.step, order=change.order)
 
