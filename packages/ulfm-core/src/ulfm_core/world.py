@@ -382,7 +382,8 @@ class World:
     def set_step_limit(self, seconds: float) -> None:
         """End this process when `seconds` pass without a `beat` while it waits for nobody.
 
-        0 means no limit. Local.
+        Under `ulfmrun` the same bound holds for a process that is stopped as a whole (SIGSTOP),
+        waiting or not. 0 means no limit. Local.
         """
         if seconds < 0:
             message = f"a step limit of {seconds} s is negative: give seconds, or 0 for none"
