@@ -4,9 +4,9 @@ Each is a module with one function ``add(subparsers)`` that adds its parser, who
 takes the parsed arguments and returns the exit code, None for 0.
 """
 
-from spare_planner.commands import layout, reorder, simulate, theory
+from spare_planner.commands import fit, layout, recommend, reorder, simulate, theory
 
 __all__ = ["COMMANDS"]
 
-COMMANDS = (layout, reorder, theory, simulate)
+COMMANDS = (layout, reorder, theory, fit, simulate, recommend)
 """The modules."""
