@@ -169,7 +169,7 @@ def problems_of(
             line["parameters"]
             for rank, lines in run.events.items()
             for line in lines
-            if line["event"] == "exit" and rank % case.shard_size == position
+            if line["event"] == "exit" and line["code"] == 0 and rank % case.shard_size == position
         }
         if len(shards) != 1:
             problems.append(f"divergent: parameters {shards} at position {position}")

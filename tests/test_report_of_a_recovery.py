@@ -40,3 +40,30 @@ def test_every_recovery_is_timed_and_told(
     for word in ("detect", "repair", "record", "restore"):
         assert word in page
     assert Path(run.out, "report.png").stat().st_size > 10_000
+
+
+def test_a_lost_replica_is_told_rank_by_rank(
+    trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kills = (
+        Kill(step=1, replica=0, rank=0, at=At.DURING_SYNC),
+        Kill(step=3, replica=2, rank=1, at=At.FORWARD),
+    )
+    case = Case(
+        replicas=3, grad_accum=2, steps=5, policy="exact", shard_size=2, batch=2, kills=kills
+    )
+    run = trainer.run(case)
+    assert run.code == 0, run.said
+    history = read_history(run.out)
+    assert [(death.replica, death.positions) for death in history.deaths] == [(0, (0,)), (2, (1,))]
+    for death in history.deaths:
+        # By the peer's own last line: it was alive when its peer died, and gone before the commit.
+        assert death.gone is not None
+        assert death.gone > 0
+    for line in run.of("exit"):
+        assert line["code"] == 0 or "of its replica died" in line["reason"]
+    assert report([str(run.out)]) == 0
+    said = capsys.readouterr().out
+    assert "replica 0 (rank 0, during sync)" in said
+    assert "replica 2 (rank 1, forward)" in said
+    assert "exit of a dead rank's last peer" in said

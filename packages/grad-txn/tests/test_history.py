@@ -48,6 +48,35 @@ def test_two_deaths_in_a_step_share_its_commit(tmp_path: Path) -> None:
     assert second.compute_to_commit == pytest.approx(second.compute)
 
 
+def test_a_replica_goes_as_a_whole(tmp_path: Path) -> None:
+    play_run(
+        tmp_path,
+        replica_size=3,
+        kills=[
+            Kill(step=2, replica=0, rank=1, at=At.DURING_SYNC),
+            Kill(step=4, replica=3, rank=2, at=At.FORWARD),
+        ],
+    )
+    history = read_history(tmp_path)
+    assert [(death.replica, death.positions) for death in history.deaths] == [(0, (1,)), (3, (2,))]
+    assert [death.gone for death in history.deaths] == [pytest.approx(0.006, abs=1e-6)] * 2
+    assert history.median_gone() == pytest.approx(0.006, abs=1e-6)
+
+
+def test_without_peers_nobody_has_to_follow(tmp_path: Path) -> None:
+    play_run(tmp_path, kills=[Kill(step=2, replica=0, at=At.DURING_SYNC)])
+    (death,) = read_history(tmp_path).deaths
+    assert (death.positions, death.gone) == ((0,), None)
+
+
+def test_a_peer_that_left_no_word_leaves_it_open(tmp_path: Path) -> None:
+    play_run(tmp_path, replica_size=3, kills=[Kill(step=2, replica=0, rank=1, at=At.DURING_SYNC)])
+    log = tmp_path / "events" / "2.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"code": 75' not in line))
+    assert read_history(tmp_path).deaths[0].gone is None
+
+
 def test_a_death_from_outside_has_no_known_time(tmp_path: Path) -> None:
     play_run(tmp_path, kills=[kill(2, 0)])
     path = tmp_path / "events" / "0.jsonl"

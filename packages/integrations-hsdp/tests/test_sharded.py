@@ -11,10 +11,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.tensor import DTensor
 
 from grad_txn.errors import UsageError
+from grad_txn.gradients import local_part
 from integrations_hsdp.ddp import own_world
 from integrations_hsdp.fsdp1 import FSDP1Gradients
 from integrations_hsdp.fsdp2 import FSDP2Gradients
-from integrations_hsdp.sharded import local_part
 
 pytestmark = pytest.mark.torch
 

@@ -51,7 +51,8 @@ def draw(history: History, path: Path, *, reference: History | None = None) -> N
         # A longer reference would only squeeze the scales.
         steps = tuple(step for step in reference.steps if first <= step.step <= last)
         reference = replace(reference, steps=steps)
-    strip = min(4.5, 1.0 + 0.22 * history.replicas)
+    rows = history.replicas * min(2, int(history.start["replica_size"]))
+    strip = min(4.5, 1.0 + 0.22 * rows)
     panels = {"loss": 2.8, "replicas": strip, "seconds": 1.9, "throughput": 1.9}
     if reference is not None:
         panels = {"loss": 2.6, "difference": 1.3} | {k: panels[k] for k in panels if k != "loss"}
@@ -159,22 +160,36 @@ def _draw_replicas(axis: Axes, history: History) -> None:
             axis.plot(
                 step.step, -0.5, marker="v", markersize=7, color="black", clip_on=False, zorder=4
             )
+    size = int(history.start["replica_size"])
+    if 1 < size * history.replicas <= 32:
+        for edge in range(1, size * history.replicas):
+            axis.axhline(edge / size - 0.5, color="white", linewidth=0.6, alpha=0.7)
     for death in history.deaths:
+        rows = [_row(death.replica, position, size) for position in range(size)]
+        struck = [rows[position] for position in death.positions or range(size)]
+        taken = [row for row in rows if row not in struck]
         axis.plot(
-            death.step, death.replica, marker="X", markersize=9, color=_RED,
-            markeredgecolor="white", markeredgewidth=0.8, zorder=5,
+            [death.step] * len(struck), struck, marker="X", markersize=9, color=_RED,
+            markeredgecolor="white", markeredgewidth=0.8, zorder=5, linestyle="none",
+        )  # fmt: skip
+        axis.plot(
+            [death.step] * len(taken), taken, marker="x", markersize=6, color=_RED, zorder=5,
+            linestyle="none",
         )  # fmt: skip
         if len(history.deaths) <= _FEW_DEATHS:
             right = death.step > (first + last) / 2
+            named = ""
+            if size > 1 and death.positions:
+                named = f"rank {', '.join(map(str, death.positions))} "
             axis.annotate(
-                death.at.replace("_", " "), (death.step, death.replica),
+                named + death.at.replace("_", " "), (death.step, struck[0]),
                 xytext=(-9 if right else 9, 0), textcoords="offset points",
                 ha="right" if right else "left", va="center", fontsize=8, zorder=6,
                 bbox={"boxstyle": "round,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.85},
             )  # fmt: skip
     for step_number in history.resumed:
         axis.axvline(step_number - 0.5, color="black", linestyle=":", linewidth=1.2)
-    axis.set_ylabel("replica")
+    axis.set_ylabel("replica" if size == 1 else f"replica\n({size} ranks each)")
     axis.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     used = {role for step in history.steps for role in step.roles.values()}
     handles: list[Patch | Line2D] = [
@@ -185,6 +200,10 @@ def _draw_replicas(axis: Axes, history: History) -> None:
     if history.deaths:
         handles.append(Patch(color=_PALE, label="gone"))
         handles.append(Line2D([], [], color=_RED, marker="X", linestyle="none", label="death"))
+        if size > 1:
+            handles.append(
+                Line2D([], [], color=_RED, marker="x", linestyle="none", label="went with its peer")
+            )
     if any(step.boundary for step in history.steps):
         handles.append(
             Line2D([], [], color="black", marker="v", linestyle="none", label="policy boundary")
@@ -193,6 +212,11 @@ def _draw_replicas(axis: Axes, history: History) -> None:
         handles=handles, loc="lower right", bbox_to_anchor=(1, 1.01), ncols=len(handles),
         fontsize=8, frameon=False, borderaxespad=0.2, handlelength=1.2, columnspacing=1.2,
     )  # fmt: skip
+
+
+def _row(replica: int, position: int, size: int) -> float:
+    """Where a rank is in the panel of replicas: each replica's row is split among its ranks."""
+    return replica - 0.5 + (position + 0.5) / size
 
 
 def _draw_seconds(axis: Axes, history: History, reference: History | None) -> None:

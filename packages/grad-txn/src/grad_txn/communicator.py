@@ -79,5 +79,6 @@ class Communicator(Protocol):
     def agree(self, flag: bool) -> Agreement: ...  # noqa: D102, FBT001
     def repair(self, record: Sequence[int] = ()) -> Repair: ...  # noqa: D102
     def beat(self, where: str) -> None: ...  # noqa: D102
+    def set_last_words(self, file: int | None, line: str = "") -> None: ...  # noqa: D102
     def waiting(self) -> AbstractContextManager[None]: ...  # noqa: D102
     def on_repair_phase(self, call: Callable[[str, int], None] | None) -> None: ...  # noqa: D102

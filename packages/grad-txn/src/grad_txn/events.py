@@ -99,6 +99,10 @@ class EventLog:
     ) -> None:
         self.close()
 
+    def fileno(self) -> int:
+        """Return the descriptor; lines may be appended to it in one write each."""
+        return self._descriptor
+
     def _append(self, event: str, fields: Mapping[str, object]) -> None:
         if self._descriptor < 0:
             raise LogError(f"{self.path}: closed; event {event!r} came too late")

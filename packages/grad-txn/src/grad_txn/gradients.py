@@ -1,11 +1,18 @@
 """Where a framework keeps finished gradients: the seam to DDP, FSDP, Nanotron."""
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
-__all__ = ["Gradients"]
+__all__ = ["Gradients", "local_part"]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a tensor, sharing its memory; the tensor itself if it is none."""
+    # A DTensor; its module need not be imported for those who have none.
+    to_local: Any = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
 
 
 class Gradients(Protocol):

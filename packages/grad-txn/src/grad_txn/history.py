@@ -19,7 +19,7 @@ __all__ = ["Death", "History", "Recovery", "Step", "read_history"]
 
 Event = Mapping[str, Any]
 _Events = Mapping[str, Sequence[Event]]
-_KINDS = ("start", "inject", "failure", "repair", "restore", "extend", "step")
+_KINDS = ("start", "inject", "failure", "repair", "restore", "extend", "step", "exit")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,12 +70,17 @@ class Death:
         step: Step in which it died, as far as is known.
         at: Place in the step, or ``"outside"`` when no injector did it.
         time: When, in seconds since the epoch; None when it is not known.
+        positions: Which of its ranks were killed, as far as is known.
+        gone: Seconds from the first rank's death to the last exit of its peers; None when it had
+            none, or when it is not known.
     """
 
     replica: int
     step: int
     at: str
     time: float | None
+    positions: tuple[int, ...] = ()
+    gone: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,6 +171,10 @@ class History:
         }
         return {step: value for step, value in found.items() if math.isfinite(value)}
 
+    def median_gone(self) -> float | None:
+        """Median over the deaths from a rank's death to the exit of its last peer, in seconds."""
+        return _median(death.gone for death in self.deaths)
+
     def median_to_commit(self) -> float | None:
         """Median over the recoveries from SIGKILL to the next commit, in seconds."""
         return _median(r.to_commit for r in self.recoveries)
@@ -204,7 +213,7 @@ def _runs(logs: Mapping[int, Sequence[Event]]) -> list[_Events]:
             if event["event"] == "start":
                 name = str(event["run"])
             if name is not None:
-                runs[name].append(event)
+                runs[name].append({"rank": rank} | dict(event))
     for events in runs.values():
         events.sort(key=lambda event: float(event["time"]))
     ordered = sorted(runs.values(), key=lambda events: float(events[0]["time"]))
@@ -225,10 +234,10 @@ def _history(runs: Sequence[_Events], source: str) -> History:
         kept = {
             kind: [event for event in events[kind] if event["step"] < limit]
             for kind in _KINDS
-            if kind != "start"
+            if kind not in {"start", "exit"}
         }
         steps += _steps(kept, replica_size=start["replica_size"])
-        found = _deaths(kept)
+        found = _deaths(kept, events["exit"], replica_size=start["replica_size"])
         deaths += found.values()
         recoveries += _recoveries(kept, found)
     if not steps:
@@ -266,15 +275,28 @@ def _steps(events: _Events, *, replica_size: int) -> list[Step]:
     ]
 
 
-def _deaths(events: _Events) -> dict[int, Death]:
+def _deaths(events: _Events, exits: Iterable[Event], *, replica_size: int) -> dict[int, Death]:
     """Replica -> its death, by its own word or else by that of the survivors."""
     deaths: dict[int, Death] = {}
+    killed: dict[int, list[Event]] = defaultdict(list)
     for event in events["inject"]:
-        replica = event["replica"]
-        if replica not in deaths:
-            deaths[replica] = Death(
-                replica=replica, step=event["step"], at=event["at"], time=event["time"]
-            )
+        killed[event["replica"]].append(event)
+    left: dict[int, list[float]] = defaultdict(list)
+    for event in exits:
+        left[event["rank"] // replica_size].append(float(event["time"]))
+    for replica, ends in killed.items():
+        first = ends[0]
+        peers = [time for time in left[replica] if time >= first["time"]]
+        last = max([*peers, *(end["time"] for end in ends[1:])], default=None)
+        whole = len(peers) + len(ends) == replica_size
+        deaths[replica] = Death(
+            replica=replica,
+            step=first["step"],
+            at=first["at"],
+            time=first["time"],
+            positions=tuple(sorted(end["position"] for end in ends)),
+            gone=None if last is None or not whole else last - first["time"],
+        )
     for event in events["failure"]:
         for replica in event["failed"]:
             if replica not in deaths:

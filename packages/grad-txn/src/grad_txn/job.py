@@ -28,7 +28,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from grad_txn.communicator import Communicator
 from grad_txn.errors import DivergenceError, UsageError
 from grad_txn.events import EventLog
-from grad_txn.gradients import Gradients
+from grad_txn.gradients import Gradients, local_part
 from grad_txn.runtime import Observer, Runtime
 from grad_txn.schedule import At, FailureInjector
 from grad_txn.step import Step
@@ -37,6 +37,8 @@ from workload_policy import Plan, Policy
 
 __all__ = ["Job", "Observer", "Step"]
 
+# The guard's own line: it knows of no step.
+_LAST_WORDS = '{"event": "exit", "time": {time}, "code": 75, "reason": "{reason}"}\n'
 _DIED_IN_SET_UP = "a rank died while the job was being set up: start it again"
 
 
@@ -108,6 +110,7 @@ class Job:
             tokens_per_microbatch=tokens_per_microbatch,
         )
         self._lay_out(plan)
+        world.set_last_words(log.fileno(), _LAST_WORDS)
         optimizer.register_step_pre_hook(self._on_optimizer_step)
         world.on_repair_phase(self._on_repair_phase)
 
@@ -166,7 +169,8 @@ class Job:
         """Agree that the steps are done, and write this rank's last line.
 
         Args:
-            parameters: The model's, for the digest that shows that all replicas hold the same.
+            parameters: The model's, sharded or not, for the digest that shows that all replicas
+                hold the same.
             reason: Why the job ends.
 
         Collective over the world: a death in the last step is noticed here.
@@ -176,11 +180,12 @@ class Job:
         while runtime.broken_in is not None or not runtime.world.agree(True).all_alive:
             runtime.repair(detect_seconds=0.0, computed=0)
         digest = _digest(parameters)
+        runtime.world.set_last_words(None)
         runtime.log.write("exit", code=0, step=self.plan.step - 1, reason=reason, parameters=digest)
         runtime.log.close()
 
     def share(self, tensors: Iterable[Tensor]) -> None:
-        """Give every replica the values that the lowest one has, in place.
+        """Give every replica the values that the lowest one has, in place: shard by shard.
 
         Collective over the cross-replica group; before the first step.
 
@@ -188,10 +193,11 @@ class Job:
             DivergenceError: A rank died meanwhile.
         """
         for tensor in tensors:
-            flat = tensor.detach().cpu().contiguous()
+            part = local_part(tensor.detach())
+            flat = part.cpu().contiguous()
             if self._runtime.world.broadcast(flat, root=0).wait().name != "OK":
                 raise DivergenceError(_DIED_IN_SET_UP)
-            tensor.detach().copy_(flat)
+            part.copy_(flat)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs besides model and optimizer. Local; between steps.
@@ -254,6 +260,6 @@ def _agree_on_start(world: Communicator, buckets: Sequence[Tensor]) -> str:
 def _digest(parameters: Sequence[Tensor]) -> str:
     digest = hashlib.sha256()
     for parameter in parameters:
-        flat = parameter.detach().cpu().contiguous().reshape(-1)
+        flat = local_part(parameter.detach()).cpu().contiguous().reshape(-1)
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from statistics import median
 
 from grad_txn.errors import ExtraMissingError, LogError
 from grad_txn.history import Death, History, Recovery, read_history
@@ -87,6 +88,12 @@ def summarize(
         facts["recovery"] = (
             f"SIGKILL to next commit: median {_ms(total)}; without extra microbatches {_ms(rest)}"
         )
+    gone = [death.gone for death in history.deaths if death.gone is not None]
+    if gone:
+        facts["peers"] = (
+            f"exit of a dead rank's last peer: median {_ms(median(gone))} after its death, at most "
+            f"{_ms(max(gone))}"
+        )
     facts["throughput"] = _throughput(history)
     if reference is not None:
         facts["reference"] = _comparison(history, reference)
@@ -111,8 +118,15 @@ def _steps(history: History) -> str:
 
 
 def _deaths(deaths: Iterable[Death]) -> str:
-    named = [f"replica {d.replica} ({d.at.replace('_', ' ')})" for d in deaths]
-    return ", ".join(named) or "nobody died"
+    return ", ".join(map(_death, deaths)) or "nobody died"
+
+
+def _death(death: Death) -> str:
+    """Who died and where; of a replica of several ranks also which of them."""
+    ranks = ""
+    if death.positions and (death.gone is not None or len(death.positions) > 1):
+        ranks = f"rank {' and '.join(map(str, death.positions))}, "
+    return f"replica {death.replica} ({ranks}{death.at.replace('_', ' ')})"
 
 
 def _decision(recovery: Recovery) -> str:
@@ -204,7 +218,7 @@ def _recoveries(history: History) -> str:
         return ""
     heads = ("step", "epoch", "who died", "decision")
     phases = ("detect", "repair", "record", "restore", "re-reduce", "extra compute")
-    totals = ("SIGKILL to commit", "without extra")
+    totals = ("last peer's exit", "SIGKILL to commit", "without extra")
     head = "".join(f"<th>{name}</th>" for name in heads)
     head += "".join(f'<th class="number">{name} (ms)</th>' for name in (*phases, *totals))
     rows = "".join(f"<tr>{_row(recovery)}</tr>" for recovery in history.recoveries)
@@ -228,6 +242,7 @@ def _row(recovery: Recovery) -> str:
         recovery.restore,
         recovery.rereduce,
         recovery.compute,
+        max((death.gone for death in recovery.deaths if death.gone is not None), default=None),
         recovery.to_commit,
         recovery.overhead,
     )

@@ -13,6 +13,7 @@ from grad_txn.gradients import Gradients
 from grad_txn.recovery import Record, failure_line, table_of
 from grad_txn.schedule import At, FailureInjector
 from grad_txn.transaction import StepTransaction
+from ulfm_core import ReplicaCondemnedError
 from workload_policy import Decision, Plan, Policy
 
 __all__ = ["Observer", "Runtime"]
@@ -98,7 +99,11 @@ class Runtime:
             contributed=computed,
             microbatch=computed,
         )
-        repair = world.repair(record.to_row())
+        try:
+            repair = world.repair(record.to_row())
+        except ReplicaCondemnedError as condemned:
+            self.log.write("exit", code=1, step=plan.step - 1, reason=str(condemned))
+            raise
         table = table_of(repair.records, plan, replica_size=world.replica_size)
         decision = self.policy.on_failure(plan, table)
         self.plan = decision.plan

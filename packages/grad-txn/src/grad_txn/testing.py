@@ -19,6 +19,7 @@ __all__ = ["play_run"]
 
 _MICROBATCH = 0.03
 _SYNC = 0.02
+_GUARD = 0.006
 _TOKENS = 512
 
 
@@ -144,6 +145,10 @@ class _Job:
             step=kill.step, at=kill.at, replica=kill.replica, position=kill.rank,
             bucket=kill.bucket, microbatch=kill.microbatch,
         )  # fmt: skip
+        peers = [rank for rank in self.ranks(kill.replica) if rank % self.replica_size != kill.rank]
+        self.clock += _GUARD if peers else 0.0
+        for rank in peers:
+            self.logs[rank].write("exit", code=75, reason="a peer died")
         self.living.discard(kill.replica)
         self.unseen.append(kill)
 

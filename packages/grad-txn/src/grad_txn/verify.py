@@ -310,7 +310,9 @@ def _check_after_death(run: Run) -> Iterator[str]:
     """Nobody speaks after its own SIGKILL, which would then have been none."""
     for lines in run.lines.values():
         for line, following in pairwise(lines):
-            if line.event == "inject":
+            # But for its guard, which may see a peer's death in that very moment.
+            ended = following.event == "exit" and following.value["code"] == 75
+            if line.event == "inject" and not ended:
                 yield f"{following.where}: {following.event} event after the rank killed itself"
 
 

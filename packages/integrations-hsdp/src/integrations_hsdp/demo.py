@@ -1,7 +1,8 @@
 """The demonstration: a run that loses two of four replicas, beside one that loses none.
 
-Both are real jobs under `ulfmrun`, four processes each, B = 32 microbatches. Of the second, two
-ranks are killed during gradient synchronization, world rank 0 first. Then the event log is
+Both are real jobs under `ulfmrun`, eight processes each: four replicas whose parameters are sharded
+over two ranks by FSDP2, B = 32 microbatches. Of the second, two ranks are killed during gradient
+synchronization, world rank 0 first, and their replicas with them. Then the event log is
 verified, the report is drawn, and what happened is told in a few lines.
 """
 
@@ -20,14 +21,18 @@ __all__ = ["main"]
 
 REPLICAS = 4
 GRAD_ACCUM = 8
+SHARDS = 2
 STEPS = 24
 # The first death finds no spare and crosses a policy boundary. Three replicas for 32 microbatches
 # are 2 majors of 11 and a minor of 10: no spare either, so the second one crosses a boundary too.
 SCHEDULE = (
     Kill(step=8, replica=0, at=At.DURING_SYNC, bucket=1),
-    Kill(step=16, replica=2, at=At.DURING_SYNC, bucket=0),
+    Kill(step=16, replica=2, rank=1, at=At.DURING_SYNC, bucket=0),
 )
-FLAGS = ("--steps", str(STEPS), "--grad-accum", str(GRAD_ACCUM), "--bucket-mb", "0.1")
+FLAGS = (
+    *("--steps", str(STEPS), "--grad-accum", str(GRAD_ACCUM), "--shard-size", str(SHARDS)),
+    *("--bucket-mb", "0.05"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     schedule = out / "failures.yaml"
     schedule.write_text(dump_schedule(SCHEDULE))
 
-    _say("1. the reference: four replicas, no failures")
+    _say("1. the reference: four replicas of two ranks, no failures")
     if _train(reference):
         return 1
     _say(f"2. the run: {' and '.join(map(_told, SCHEDULE))}")
@@ -60,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _train(out: Path, *more: str) -> int:
     begun = time.monotonic()
     program = ("-m", "integrations_hsdp.pretrain", *FLAGS, "--out", str(out), *more)
-    code = _python("ulfm_core.launch", "-n", str(REPLICAS), *program)
+    code = _python("ulfm_core.launch", "-n", str(REPLICAS * SHARDS), *program)
     print(f"({time.monotonic() - begun:.0f} s)")
     return code
 
@@ -74,7 +79,7 @@ def _say(headline: str) -> None:
 
 
 def _told(kill: Kill) -> str:
-    return f"replica {kill.replica} is killed in step {kill.step} ({kill.at})"
+    return f"rank {kill.rank} of replica {kill.replica} is killed in step {kill.step} ({kill.at})"
 
 
 def _summary(run: Path, reference: Path) -> str:
@@ -82,8 +87,12 @@ def _summary(run: Path, reference: Path) -> str:
     lines = ["", "=== what happened"]
     for recovery in history.recoveries:
         died = ", ".join(
-            f"replica {death.replica} died in step {death.step} ({death.at})"
+            f"rank {', '.join(map(str, death.positions))} of replica {death.replica} died in step "
+            f"{death.step} ({death.at})"
             for death in recovery.deaths
+        )
+        gone = max(
+            (death.gone for death in recovery.deaths if death.gone is not None), default=None
         )
         if recovery.boundary:
             decided = f"policy boundary: {recovery.extra} microbatches were computed again"
@@ -96,6 +105,7 @@ def _summary(run: Path, reference: Path) -> str:
         )
         lines += [
             f"{died}: {decided}.",
+            *([] if gone is None else [f"  {1e3 * gone:.0f} ms until its last peer had left."]),
             f"  {took} from the SIGKILL to the next commit, beyond those microbatches' compute.",
         ]
     microbatches = history.steps[-1].total

@@ -14,14 +14,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-__all__ = ["ShardedGradients", "local_part"]
+from grad_txn.gradients import local_part
 
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor, sharing its memory; the tensor itself if it is none."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+__all__ = ["ShardedGradients"]
 
 
 @dataclass(kw_only=True, slots=True)

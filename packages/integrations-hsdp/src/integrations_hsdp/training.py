@@ -25,7 +25,6 @@ from integrations_hsdp.data import ByteText, read_text
 from integrations_hsdp.model import Decoder, ModelShape
 from integrations_hsdp.options import OptionError
 from integrations_hsdp.replica import replica_world
-from integrations_hsdp.sharded import local_part
 from integrations_hsdp.wrapping import wrap
 from workload_policy import PlanError, policy_named
 
@@ -118,8 +117,7 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
                 f"--steps {options.steps}: {source} is the state before step {job.plan.step}, "
                 "so nothing is left to do; give more steps"
             )
-    shards = [local_part(tensor.detach()) for tensor in model.parameters()]
-    job.share(shards)
+    job.share(model.parameters())
 
     # The ranks of a replica share a microbatch among them.
     rows = options.batch // world.replica_size
@@ -134,7 +132,7 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
             checkpoints.save(state.dict(), job.plan.step)
         checkpoints.poll()
     checkpoints.wait()
-    job.finish(shards)
+    job.finish(list(model.parameters()))
 
 
 def _inputs(options: argparse.Namespace) -> tuple[ByteText, ModelShape]:
