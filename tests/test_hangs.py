@@ -41,15 +41,17 @@ sys.exit(main())
     assert verdict.lost == ((1,),)
 
 
-def stop_once_training(trainer: Trainer, job: Launched, rank: int) -> None:
-    """Stop this rank when it has logged a step."""
-    log = trainer.folder / "run" / "events" / f"{rank}.jsonl"
+def stop_once_training(trainer: Trainer, job: Launched, rank: int, *, leader: int = -1) -> None:
+    """Stop this rank when it, or the leader of its replica, has logged a step."""
+    folder = trainer.folder / "run" / "events"
+    log = folder / f"{rank if leader < 0 else leader}.jsonl"
     until = time.monotonic() + 40
     while not (log.exists() and '"event": "step"' in log.read_text()):
         assert job.running(), job.stderr
         assert time.monotonic() < until
         time.sleep(0.01)
-    os.kill(json.loads(log.read_text().splitlines()[0])["pid"], signal.SIGSTOP)
+    start = (folder / f"{rank}.jsonl").read_text().splitlines()[0]
+    os.kill(json.loads(start)["pid"], signal.SIGSTOP)
 
 
 def test_a_stopped_rank_is_found_by_the_detector(trainer: Trainer) -> None:
@@ -73,6 +75,46 @@ def test_a_stopped_rank_is_ended_by_its_keeper(trainer: Trainer) -> None:
     verdict = verify(trainer.folder / "run")
     assert verdict.problems == ()
     assert verdict.survivors == (0, 2)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_stopped_rank_takes_its_replica_along(rank: int, trainer: Trainer) -> None:
+    case = Case(replicas=3, shard_size=2, batch=2, grad_accum=2, steps=40, policy="exact")
+    job = trainer.start(case, "run", "--step-limit", "4")
+    stop_once_training(trainer, job, rank, leader=2)
+    assert job.wait(60) == 0, job.stderr
+    # Its keeper says so, or its peer's guard, which waits for it inside the replica.
+    stopped = f"rank {rank} (replica 1, position {rank % 2}): its process has been stopped"
+    assert stopped in job.stderr or "no progress for 4.0 s, stuck at: step" in job.stderr
+    verdict = verify(trainer.folder / "run")
+    assert verdict.problems == ()
+    assert verdict.survivors == (0, 2)
+
+
+def test_a_data_loader_that_blocks_takes_its_replica_along(trainer: Trainer) -> None:
+    program = Path(trainer.folder, "blocked.py")
+    program.write_text(
+        """
+import os, sys, time
+from integrations_hsdp.data import ByteText
+from integrations_hsdp.pretrain import main
+
+microbatch = ByteText.microbatch
+def blocked(text, number):
+    if number >= 12 and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+        time.sleep(10_000)
+    return microbatch(text, number)
+ByteText.microbatch = blocked
+sys.exit(main())
+"""
+    )
+    case = Case(replicas=3, shard_size=2, batch=2, grad_accum=2, policy="exact")
+    run = trainer.run(case, "run", "--step-limit", "4", program=[str(program)])
+    assert run.code == 0, run.said
+    assert run.finishers() == [2, 3, 4, 5]
+    assert "no progress for 4.0 s, stuck at: step 2, microbatch 12" in run.said
+    verdict = verify(run.out)
+    assert (verdict.problems, verdict.lost) == ((), ((0,),))
 
 
 def test_a_slow_rank_lives(trainer: Trainer) -> None:

@@ -1,6 +1,7 @@
 """Replicas of several ranks: any of them dies, and its replica with it, as a whole and at once."""
 
 import json
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from conftest import References
 from jobs import Case, Trainer, apart, problems_of
 
 from grad_txn.schedule import At, Kill
+from grad_txn.verify import verify
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch]
 
@@ -141,6 +143,22 @@ def test_the_other_replicas_carry_it_through(
     # A rank whose peer dies may be gone before it reaches the place where it was to die itself.
     planned = len(once) < len(job.kills)
     assert problems_of(run, references(job), dead=once if planned else None) == []
+
+
+@pytest.mark.parametrize("sharding", ["fsdp2", "fsdp1"])
+def test_in_bfloat16_with_recomputation_too(sharding: str, trainer: Trainer) -> None:
+    lossy = next(one for one in half_the_replicas() if one.sharding == sharding)
+    plain = replace(lossy, kills=())
+    more = ("--precision", "bfloat16", "--recompute")
+    runs = [trainer.run(case, name, *more) for case, name in ((plain, "plain"), (lossy, "lossy"))]
+    for run in runs:
+        assert run.code == 0, run.said
+        assert verify(run.out).problems == ()
+    whole, ours = (run.trajectory() for run in runs)
+    # Each microbatch is computed in bfloat16, the sums are of float32: as exact as without.
+    assert not any(apart(ours[step], whole[step]) for step in whole), (ours, whole)
+    precise = trainer.run(plain, "precise").trajectory()
+    assert any(apart(whole[step], precise[step]) for step in whole)
 
 
 @pytest.mark.parametrize("sharding", ["fsdp2", "fsdp1"])

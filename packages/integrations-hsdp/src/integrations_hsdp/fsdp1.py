@@ -3,11 +3,16 @@
 FSDP1 has no hook behind its reduce-scatter, so the reductions across replicas start when backward
 has returned, from the sharded gradients that it leaves (ReCoVer, appendix C, path 3). With the
 replica as its whole world there is no replicate axis, and no division by its size to undo.
+
+Between the microbatches of a pass FSDP1 would keep a sum in the type of the computation. Where that
+is shorter than float32, every microbatch is reduced inside the replica instead and added here in
+float32: a sum must not depend on which replica has computed which microbatch.
 """
 
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
@@ -50,6 +55,10 @@ class FSDP1Gradients(ShardedGradients):
                     "SHARD_GRAD_OP, replicas are outside of FSDP here"
                 )
         self.model = model
+        self._reduces_each = any(
+            module.mixed_precision.param_dtype not in {None, torch.float32, torch.float64}
+            for module in FullyShardedDataParallel.fsdp_modules(model)
+        )
         self._unsynchronized = ExitStack()
         self._passing = False
         super().__init__(
@@ -64,7 +73,7 @@ class FSDP1Gradients(ShardedGradients):
         self._last = last
         if not self._passing:
             self.hide()
-            if not last:
+            if not (last or self._reduces_each):
                 self._unsynchronized.enter_context(self.model.no_sync())
         if last:
             self._unsynchronized.close()
@@ -75,6 +84,9 @@ class FSDP1Gradients(ShardedGradients):
         """Tell of all buckets, if they are final."""
         if self._last:
             self.finish_last()
+        elif self._reduces_each:
+            for parameter in self.with_gradient():
+                self.add(parameter)
 
 
 def _as_it_is(view: Tensor, _parameter: nn.Parameter) -> Tensor:

@@ -54,7 +54,14 @@ def _check_and_train(options: argparse.Namespace) -> None:
             "not started as a rank of a job: run `ulfmrun -n N -m integrations_hsdp.pretrain ...`"
         )
         raise OptionError(message)
-    replicas = int(os.environ["OMPI_COMM_WORLD_SIZE"]) // options.shard_size
+    ranks = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    replicas, left = divmod(ranks, options.shard_size)
+    if left:
+        message = (
+            f"--shard-size {options.shard_size}: {ranks} ranks are no whole number of replicas; "
+            f"start a multiple of {options.shard_size}"
+        )
+        raise OptionError(message)
     restarted = int(os.environ.get("ULFM_RESTART", "0")) > 0
     # A schedule belongs to the first start of a job; its replicas have other numbers after a
     # restart.

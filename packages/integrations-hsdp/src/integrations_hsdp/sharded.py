@@ -100,7 +100,13 @@ class ShardedGradients:
         self._waiting = list(self._sizes)
 
     def take(self, parameter: nn.Parameter) -> None:
-        """Add a parameter's finished gradient to its bucket, and tell if that is full. Local."""
+        """Add a parameter's final gradient to its bucket, and tell if that is full. Local."""
+        self.add(parameter)
+        self._waiting[self._slots[parameter].bucket] -= 1
+        self._tell(everything=False)
+
+    def add(self, parameter: nn.Parameter) -> None:
+        """Move what is in a parameter's gradient to its bucket. Local."""
         slot, grad = self._slots[parameter], parameter.grad
         assert grad is not None
         if slot.fresh:
@@ -109,14 +115,15 @@ class ShardedGradients:
         else:
             slot.view.add_(local_part(grad))
         parameter.grad = None
-        self._waiting[slot.bucket] -= 1
-        self._tell(everything=False)
+
+    def with_gradient(self) -> list[nn.Parameter]:
+        """Return the parameters that have a gradient of their own now. Local."""
+        return [parameter for parameter in self._slots if parameter.grad is not None]
 
     def finish_last(self) -> None:
         """Take what is left, tell of all buckets, and show them to the optimizer. Local."""
-        for parameter in self._slots:
-            if parameter.grad is not None:
-                self.take(parameter)
+        for parameter in self.with_gradient():
+            self.take(parameter)
         for slot in self._slots.values():
             if slot.fresh:  # a parameter that no microbatch of this step has used
                 slot.view.zero_()
