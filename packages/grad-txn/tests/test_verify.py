@@ -145,6 +145,14 @@ def test_a_log_that_a_resumed_run_lost_is_missed(tmp_path: Path, rank: int) -> N
     assert not verify(tmp_path).holds
 
 
+def test_a_run_started_again_may_find_that_all_is_done(tmp_path: Path) -> None:
+    done = play_run(tmp_path, steps=4, stop=4)
+    play_run(tmp_path, steps=4, resume=done, run="second", begin=1.8e9)
+    verdict = verify(tmp_path)
+    assert verdict.problems == ()
+    assert (verdict.runs, verdict.steps) == (2, 4)
+
+
 def test_a_run_may_resume_into_a_directory_of_its_own(tmp_path: Path) -> None:
     checkpoint = play_run(tmp_path / "aside", kills=[kill(1, 0)], stop=4)
     play_run(tmp_path, replicas=3, resume=checkpoint)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from grad_txn.errors import UsageError
 from integrations_hsdp.ddp import DDPGradients, own_world
 
 pytestmark = pytest.mark.torch
@@ -99,6 +100,25 @@ def test_after_zero_the_next_microbatch_starts_afresh(
         for mine, expected in zip(module.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, expected.grad)
     assert all(bucket.isfinite().all() for bucket in gradients.buckets)
+
+
+def test_a_parameter_without_a_gradient_is_named(group: dist.ProcessGroup) -> None:
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always = nn.Linear(64, 64)
+            self.sometimes = nn.Linear(64, 64)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            hidden = self.always(inputs)
+            used = inputs.shape[0] > 2
+            return self.sometimes(hidden) if used else hidden  # type: ignore[no-any-return]
+
+    gradients = DDPGradients(Sometimes(), group=group, bucket_mb=0.02)
+    run(gradients, torch.randn(3, 64), last=True)
+    gradients.zero()
+    with pytest.raises(UsageError, match=r"no gradient to one or more of .*sometimes\.bias"):
+        run(gradients, torch.randn(2, 64), last=True)
 
 
 def test_norm(group: dist.ProcessGroup) -> None:

@@ -365,7 +365,8 @@ def _check_stream(runs: Sequence[Run]) -> Iterator[str]:
 
 def _check_exits(run: Run) -> Iterator[str]:
     """Survivors of the last run ended well, and hold the same parameters."""
-    last = max(run.step_lines(), default=None)
+    # A job that is started again may find that all steps are done.
+    last = max(run.step_lines(), default=run.shape["first_step"] - 1)
     survivors = run.survivors()
     exits: dict[int, list[Line]] = {rank: [] for rank in run.lines}
     for rank, line in run.of("exit"):
@@ -414,10 +415,11 @@ def _summary(verdict: Verdict, *, allow_shrinking_batch: bool) -> str:
     if verdict.smallest_total < verdict.global_batch:
         batch = f"{verdict.smallest_total} to {verdict.global_batch} microbatches"
     lost = _listed(replica for run in verdict.lost for replica in run)
+    failures = f"{verdict.failures} survived, {lost} lost" if verdict.failures else "none"
     lines = [
         f"proved: {verdict.steps} steps ({verdict.first_step} to {last}), each committed {batch}",
         f"  ids        {verdict.ids} committed, each once",
-        f"  failures   {verdict.failures} survived, {lost} lost",
+        f"  failures   {failures}",
         f"  survivors  {_listed(verdict.survivors)}, with identical parameters",
     ]
     if verdict.runs > 1:

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from grad_txn.errors import UsageError
+
 __all__ = ["DDPGradients", "own_world"]
 
 
@@ -72,6 +74,9 @@ class DDPGradients:
         self._ready: Callable[[int], None] | None = None
         self._forgotten = False
         self._buckets: dict[int, Tensor] = {}
+        self._name_of = {parameter: name for name, parameter in module.named_parameters()}
+        self._names: dict[int, list[str]] = {}
+        self._told: set[int] = set()
         self.model.register_comm_hook(None, self._hook)
         self._settle_buckets(module)
 
@@ -84,7 +89,8 @@ class DDPGradients:
         """Prepare the next forward and backward; ``ready`` is called within the last backward."""
         # What DDP.no_sync() does; it is read in forward, so it is set before.
         self.model.require_backward_grad_sync = last
-        self._ready = ready
+        self._ready = ready if last else None
+        self._told.clear()
         if self._forgotten:
             self._forgotten = False
             if last:
@@ -96,7 +102,18 @@ class DDPGradients:
                     bucket.zero_()
 
     def end_microbatch(self) -> None:
-        """Nothing is left: every bucket was told during backward."""
+        """Make sure that every bucket was told of during backward.
+
+        Raises:
+            UsageError: Some parameter got no gradient; DDP itself would say so in the next forward.
+        """
+        if self._ready is not None and len(self._told) < len(self._buckets):
+            index = min(self._buckets.keys() - self._told)
+            names = ", ".join(self._names[index])
+            raise UsageError(
+                f"the last microbatch gave no gradient to one or more of these parameters: "
+                f"{names}; freeze what is not used with requires_grad_(False), before DDPGradients"
+            )
 
     def zero(self) -> None:
         """Let the next microbatch accumulate on zero. The gradients stay where they are."""
@@ -116,7 +133,10 @@ class DDPGradients:
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[Tensor]:
         index = bucket.index()
-        self._buckets.setdefault(index, bucket.buffer())
+        if index not in self._buckets:
+            self._buckets[index] = bucket.buffer()
+            self._names[index] = [self._name_of[parameter] for parameter in bucket.parameters()]
+        self._told.add(index)
         if self._ready is not None:
             self._ready(index)
         done: torch.futures.Future[Tensor] = torch.futures.Future()
