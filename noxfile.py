@@ -123,7 +123,8 @@ def soak(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """A step without failures against plain torch DDP on gloo, interleaved, as a table."""
     install(session, *PACKAGES)
-    session.run("python", "benchmarks/step.py", "--out", "bench-output", *session.posargs)
+    for name in ("step", "hsdp"):
+        session.run("python", f"benchmarks/{name}.py", "--out", "bench-output", *session.posargs)
 
 
 @nox.session(default=False, requires=["build"])

@@ -11,13 +11,12 @@ processor time is that of all ranks together; where ranks outnumber cores, it is
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs import RANKS, hand_back, markdown, quartiles, run_job
+from jobs import RANKS, hand_back, run_job, take_turns, written
 
 BASELINE = "DDP on gloo"
 DEFAULT_DDP = "DDP on gloo, with its own bucket copies"  # gradient_as_bucket_view=False
@@ -64,32 +63,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings = {"size": asdict(size), "detection": detection, "rounds": rounds}
             measured = run_job(__file__, settings, transport=options.transport)
             rows += [{"size": size.name, "detection": detection, **row} for row in measured]
-    table = _table(rows)
-    print(table)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "step.json").write_text(json.dumps(rows, indent=1))
-    (options.out / "step.md").write_text(table + "\n")
+    written(
+        options.out / "step.json",
+        rows,
+        columns={
+            "model": lambda row: row["size"],
+            "detection": lambda row: row["detection"] if row["variant"] in STAGINGS else "",
+            "variant": lambda row: row["variant"],
+        },
+        baseline="DDP",
+    )
     return 0
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    heads = ["model", "detection", "variant", "step (ms)", "CPU (ms)"]
-    heads += ["step / DDP (quartiles)", "CPU / DDP"]
-    cells = []
-    for row in rows:
-        low, ratio, high = row["ratio"]
-        cells.append(
-            [
-                row["size"],
-                row["detection"] if row["variant"] in STAGINGS else "",
-                row["variant"],
-                f"{1e3 * row['seconds']:.1f}",
-                f"{1e3 * row['cpu_seconds']:.1f}",
-                f"{ratio:.2f} ({low:.2f} to {high:.2f})",
-                f"{row['cpu_ratio']:.2f}",
-            ]
-        )
-    return markdown(heads, cells)
 
 
 # ----------------------------------------------------------------------------------- in the job
@@ -114,44 +98,14 @@ def _job(settings: dict[str, Any]) -> None:
     }
     for staging in STAGINGS:
         steps[staging] = _ours(size, world, alone, staging, scratch / staging, rounds)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    cpu_seconds: dict[str, list[float]] = {name: [] for name in steps}
-    warm_up = 2
-    for number in range(rounds + warm_up):
-        # Whoever comes first finds the caches as the last one left them: take turns.
-        names = list(steps)
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            world.barrier().wait()
-            begun, begun_cpu = time.perf_counter(), time.process_time()
-            steps[name]()
-            world.barrier().wait()  # the step of a job is as long as that of its slowest rank
-            latest = time.perf_counter() - begun
-            spent = torch.tensor([time.process_time() - begun_cpu], dtype=torch.float64)
-            world.all_reduce(spent).wait()
-            if number >= warm_up:
-                seconds[name].append(latest)
-                cpu_seconds[name].append(float(spent))
+    rows = take_turns(world, steps, rounds, baseline=BASELINE)
     if world.rank == 0:
-        hand_back(settings, [_row(name, seconds, cpu_seconds) for name in steps])
+        hand_back(settings, rows)
     world.barrier().wait()
 
 
-def _row(
-    name: str, seconds: dict[str, list[float]], cpu_seconds: dict[str, list[float]]
-) -> dict[str, Any]:
-    def ratios(of: dict[str, list[float]]) -> list[float]:
-        return [own / base for own, base in zip(of[name], of[BASELINE], strict=True)]
-
-    return {
-        "variant": name,
-        "seconds": quartiles(seconds[name])[1],
-        "cpu_seconds": quartiles(cpu_seconds[name])[1],
-        "ratio": quartiles(ratios(seconds)),
-        "cpu_ratio": quartiles(ratios(cpu_seconds))[1],
-    }
-
-
-def _model(size: Size) -> tuple[Any, Any, Any]:
+def model_of(size: Size) -> tuple[Any, Any, Any]:
+    """Return the reference program's model, an optimizer for it as it is, and the text."""
     import torch
 
     from integrations_hsdp.data import ByteText, read_text
@@ -172,7 +126,7 @@ def _plain(size: Size, *, bucket_view: bool) -> Callable[[], None]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    model, optimizer, text = _model(size)
+    model, optimizer, text = model_of(size)
     wrapped = DistributedDataParallel(
         model, bucket_cap_mb=size.bucket_mb, gradient_as_bucket_view=bucket_view
     )
@@ -206,7 +160,7 @@ def _ours(
     from integrations_hsdp.ddp import DDPGradients
     from workload_policy import StaticWorld
 
-    model, optimizer, text = _model(size)
+    model, optimizer, text = model_of(size)
     gradients = DDPGradients(model, group=alone, bucket_mb=size.bucket_mb)
     job = Job(
         world,
