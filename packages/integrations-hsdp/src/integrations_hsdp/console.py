@@ -1,50 +1,5 @@
-"""What a person sees of a run.
+"""What a person sees of a run; it lives in `grad_txn.console`."""
 
-One line a step, and a line that stands out for every failure and what was decided.
-"""
-
-from collections.abc import Mapping
-from typing import Any
+from grad_txn.console import Console
 
 __all__ = ["Console"]
-
-
-class Console:
-    """Prints a job's steps and failures; a `grad_txn.job.Observer`."""
-
-    def __init__(self, *, replicas: int) -> None:
-        self._replicas = replicas
-
-    def step(self, line: Mapping[str, Any]) -> None:
-        """Print one line: loss, replicas, epoch, microbatches."""
-        # A job that does not say how many tokens a microbatch has counts none.
-        speed = f"  {line['tokens'] / line['seconds']:,.0f} tokens/s" if line["tokens"] else ""
-        print(
-            f"step {line['step']:4d}  loss {line['loss']:.4f}  norm {line['grad_norm']:.3f}"
-            f"  replicas {line['replicas']}/{self._replicas}  epoch {line['epoch']}"
-            f"  microbatches {line['total']}{' (extended)' if line['boundary'] else ''}"
-            f"  {line['seconds']:.2f} s{speed}",
-            flush=True,
-        )
-
-    def failure(self, line: Mapping[str, Any], *, seconds: float) -> None:
-        """Print who was lost, and what the survivors do about it."""
-        lost = ", ".join(map(str, line["failed"])) or "none"
-        print(
-            f"  !! step {line['step']}: lost replica {lost} -> epoch {line['epoch']},"
-            f" {_decided(line)}"
-            f" (repaired {1e3 * seconds:.0f} ms after it was noticed)",
-            flush=True,
-        )
-
-
-def _decided(line: Mapping[str, Any]) -> str:
-    if line["extra"]:
-        total = sum(len(ids) for ids in line["extra"].values())
-        each = ", ".join(f"{replica}: {len(ids)}" for replica, ids in line["extra"].items())
-        return f"policy boundary, {total} extra microbatches ({each})"
-    if line["promoted"]:
-        return "; ".join(
-            f"spare {spare} takes the place of {dead}" for dead, spare in line["promoted"].items()
-        )
-    return "the gradients are reduced again"
