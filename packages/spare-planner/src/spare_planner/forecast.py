@@ -80,6 +80,8 @@ def forecast(
             f"redundancy must be from 1 to {scenario.groups}, the number of groups,"
             f" got {redundancy}"
         )
+    if microbatches is not None and microbatches < 1:
+        raise QuantityError(f"a stack has at least 1 microbatch, got {microbatches}")
     if strategy == "checkpoint":
         return _checkpoint_only(scenario, mtbf=mtbf)
     n = scenario.groups

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["PlotError", "plot_fit", "plot_recommendation"]
+__all__ = ["PlotError", "check_picture", "plot_fit", "plot_recommendation"]
 
 # Colours that people with colour blindness can tell apart (Okabe and Ito).
 _COLOURS = {
@@ -353,6 +353,15 @@ def _bunches(axes: "Axes", fit: Fit) -> None:
         loc="left",
         fontsize=10,
     )
+
+
+def check_picture(path: Path) -> None:
+    """Find out, before there is anything to draw, whether it could be.
+
+    Raises:
+        PlotError: The file cannot be written, or matplotlib is missing.
+    """
+    _figure(path, 1, 1)
 
 
 def _figure(path: Path, width: float, height: float) -> "Figure":

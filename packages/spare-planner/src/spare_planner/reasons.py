@@ -39,7 +39,7 @@ def reasons(made: Recommendation) -> Iterator[str]:
 
 def _comparison(best: Candidate, second: Candidate) -> str:
     ahead = 1 - best.ttt_ratio / second.ttt_ratio if math.isfinite(second.ttt_ratio) else 1.0
-    text = f"{best.name} trains {ahead:.1%} faster than {second.name}"
+    text = f"{best.name} takes {ahead:.1%} less time than {second.name}"
     ends = [
         candidate.summary.statistics["ttt_ratio"] if candidate.summary else None
         for candidate in (best, second)

@@ -10,6 +10,7 @@ from spare_planner.commands.shape import add_json
 from spare_planner.durations import spoken
 from spare_planner.errors import QuantityError
 from spare_planner.fit import Fit, Range, fit_log
+from spare_planner.plots import check_picture, plot_fit
 
 __all__ = ["add"]
 
@@ -50,12 +51,12 @@ def _run(arguments: argparse.Namespace) -> None:
     for gpus in arguments.scale_to:
         if gpus < 1:
             raise QuantityError(f"--scale-to takes numbers of GPUs, got {gpus}")
+    if arguments.plot is not None:
+        check_picture(arguments.plot)
     log = log_of(arguments)
     assert log is not None
     fit = fit_log(log, gpus_per_unit=arguments.gpus_per_unit, within=arguments.within)
     if arguments.plot is not None:
-        from spare_planner.plots import plot_fit
-
         plot_fit(fit, arguments.plot)
     if arguments.json:
         scaled = {str(gpus): fit.scaled_mtbf(gpus).to_dict() for gpus in arguments.scale_to}

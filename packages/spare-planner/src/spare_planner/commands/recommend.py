@@ -21,6 +21,7 @@ from spare_planner.commands.progress import progress_bar
 from spare_planner.commands.shape import add_json
 from spare_planner.durations import spoken
 from spare_planner.errors import QuantityError
+from spare_planner.plots import check_picture, plot_recommendation
 from spare_planner.reasons import caveats, reasons
 from spare_planner.recommend import Candidate, Cluster, Recommendation, recommend
 from spare_planner.simulation.experiment import STRATEGIES
@@ -82,6 +83,8 @@ def add(subparsers: Any) -> None:
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.seed < 0:
         raise QuantityError(f"the seed must not be negative, got {arguments.seed}")
+    if arguments.plot is not None:
+        check_picture(arguments.plot)
     cluster = _cluster(arguments)
     bars: dict[int, Any] = {}
 
@@ -98,8 +101,6 @@ def _run(arguments: argparse.Namespace) -> None:
         progress=progress,
     )
     if arguments.plot is not None:
-        from spare_planner.plots import plot_recommendation
-
         plot_recommendation(made, arguments.plot)
     if arguments.json:
         words = {"why": list(reasons(made)), "caveats": list(caveats(made))}
