@@ -37,6 +37,7 @@ class Case:
     shard_size: int = 1
     sharding: str | None = None
     batch: int = 1
+    redundancy: int | None = None
 
     def without_failures(self) -> "Case":
         """Return the reference: its losses depend on the stream of ids alone.
@@ -53,6 +54,7 @@ class Case:
             "--policy", self.policy, "--staging", self.staging, "--detection", self.detection,
             "--shard-size", str(self.shard_size), "--batch", str(self.batch),
             *(["--sharding", self.sharding] if self.sharding else []),
+            *(["--redundancy", str(self.redundancy)] if self.redundancy else []),
             *SMALL,
         ]  # fmt: skip
 
@@ -186,7 +188,7 @@ def apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def _differences(run: Run, reference: Mapping[int, tuple[float, float]]) -> Iterator[str]:
-    equal_until = run.case.steps if run.case.policy == "exact" else run.first_failure()
+    equal_until = run.case.steps if run.case.policy in {"exact", "stacked"} else run.first_failure()
     for step, values in run.trajectory().items():
         if step < equal_until and apart(values, reference[step]):
             yield f"step {step}: loss and norm {values}, without failures {reference[step]}"
@@ -194,7 +196,9 @@ def _differences(run: Run, reference: Mapping[int, tuple[float, float]]) -> Iter
 
 def _replayed_otherwise(run: Run) -> Iterator[str]:
     """Decide once more upon the failures that the log tells of; the log has to say the same."""
-    policy = policy_named(run.case.policy)
+    redundancy = run.case.redundancy
+    chosen = {} if redundancy is None else {"redundancy": redundancy}
+    policy = policy_named(run.case.policy, **chosen)
     plan = policy.start(replicas=run.case.replicas, grad_accum=run.case.grad_accum)
     failures = {(line["epoch"], line["step"], tuple(line["failed"])) for line in run.of("failure")}
     for step, line in sorted(run.steps().items()):

@@ -28,6 +28,14 @@ def test_no_speed_where_tokens_are_not_counted(capsys: pytest.CaptureFixture[str
     ("fields", "decided"),
     [
         ({"extra": {1: [0, 1], 2: [2]}}, "policy boundary, 3 extra microbatches (1: 2, 2: 1)"),
+        (
+            {"recounted": {1: [0, 1]}},
+            "2 microbatches of redundant stacks count instead (1: 2) (repaired",
+        ),
+        (
+            {"extra": {2: [4]}, "recounted": {1: [0, 1]}},
+            "1 extra microbatches (2: 1), 2 microbatches of redundant stacks count instead (1: 2)",
+        ),
         ({"promoted": {0: 3}}, "spare 3 takes the place of 0"),
         ({}, "the gradients are reduced again"),
     ],

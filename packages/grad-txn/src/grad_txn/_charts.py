@@ -56,6 +56,8 @@ def draw(history: History, path: Path, *, reference: History | None = None) -> N
     panels = {"loss": 2.8, "replicas": strip, "seconds": 1.9, "throughput": 1.9}
     if reference is not None:
         panels = {"loss": 2.6, "difference": 1.3} | {k: panels[k] for k in panels if k != "loss"}
+    if any(step.stacks for step in history.steps):
+        panels["stacks"] = 1.2
     if history.recoveries:
         panels["recovery"] = 3.4
     figure = Figure(figsize=(11, sum(panels.values()) + 1.0), layout="constrained")
@@ -71,13 +73,16 @@ def draw(history: History, path: Path, *, reference: History | None = None) -> N
     _draw_replicas(axes["replicas"], history)
     _draw_seconds(axes["seconds"], history, reference)
     _draw_throughput(axes["throughput"], history, reference)
+    if "stacks" in axes:
+        _draw_stacks(axes["stacks"], history)
+    bottom = "stacks" if "stacks" in axes else "throughput"
     for name, axis in axes.items():
         axis.set_xlim(first - 0.5, last + 0.5)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axis.tick_params(labelbottom=name == "throughput")
+        axis.tick_params(labelbottom=name == bottom)
         if name != "replicas":
             _mark_events(axis, history)
-    axes["throughput"].set_xlabel("optimizer step")
+    axes[bottom].set_xlabel("optimizer step")
     if history.recoveries:
         inner = grid[len(panels) - 1].subgridspec(1, 2, wspace=0.08)
         _draw_phases(figure.add_subplot(inner[0]), history.recoveries)
@@ -227,6 +232,16 @@ def _draw_seconds(axis: Axes, history: History, reference: History | None) -> No
 def _draw_throughput(axis: Axes, history: History, reference: History | None) -> None:
     _draw_values(axis, history, reference, lambda step: step.throughput)
     axis.set_ylabel("effective\nthroughput\n(tokens/s/rank)")
+
+
+def _draw_stacks(axis: Axes, history: History) -> None:
+    """The most stacks that a replica has computed; a patch shows as one step that is higher."""
+    steps = [step.step for step in history.steps]
+    stacks = [step.stacks for step in history.steps]
+    axis.step(steps, stacks, where="mid", color=_GREEN)
+    axis.set_ylim(0, max(stacks) + 0.5)
+    axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_ylabel("stacks\na step")
 
 
 def _draw_values(

@@ -71,6 +71,11 @@ class Checkpoints:
             self._first = dist.get_rank(group) == 0
         self._pending: tuple[Future[Any], int, Path, float] | None = None
 
+    @property
+    def directory(self) -> Path:
+        """Where they go."""
+        return self._directory
+
     def save(self, state: dict[str, Any], step: int) -> None:
         """Start writing `state`, the state before step `step`; return once it is copied.
 

@@ -3,7 +3,7 @@
 One line a step, and a line that stands out for every failure and what was decided.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = ["Console"]
@@ -39,12 +39,22 @@ class Console:
 
 
 def _decided(line: Mapping[str, Any]) -> str:
+    counted = line.get("recounted", {})
+    masked = _shares(counted, "microbatches of redundant stacks count instead") if counted else ""
     if line["extra"]:
-        total = sum(len(ids) for ids in line["extra"].values())
-        each = ", ".join(f"{replica}: {len(ids)}" for replica, ids in line["extra"].items())
-        return f"policy boundary, {total} extra microbatches ({each})"
+        patched = f"policy boundary, {_shares(line['extra'], 'extra microbatches')}"
+        return f"{patched}, {masked}" if masked else patched
+    if masked:
+        return masked
     if line["promoted"]:
         return "; ".join(
             f"spare {spare} takes the place of {dead}" for dead, spare in line["promoted"].items()
         )
     return "the gradients are reduced again"
+
+
+def _shares(work: Mapping[int, Sequence[int]], kind: str) -> str:
+    """How many microbatches, and on which replicas."""
+    total = sum(map(len, work.values()))
+    each = ", ".join(f"{replica}: {len(ids)}" for replica, ids in work.items())
+    return f"{total} {kind} ({each})"

@@ -39,6 +39,7 @@ class Step:
         boundary: Whether it crossed a policy boundary.
         seconds: How long it took.
         tokens: Tokens committed.
+        stacks: The most stacks that a replica has computed; 0 under a policy without stacks.
     """
 
     step: int
@@ -53,6 +54,7 @@ class Step:
     boundary: bool
     seconds: float
     tokens: int
+    stacks: int = 0
 
     @property
     def throughput(self) -> float:
@@ -270,6 +272,7 @@ def _steps(events: _Events, *, replica_size: int) -> list[Step]:
             boundary=lines[step][0]["boundary"],
             seconds=median(line["seconds"] for line in lines[step]),
             tokens=lines[step][0]["tokens"],
+            stacks=lines[step][0].get("stacks", 0),
         )
         for step in sorted(lines)
     ]

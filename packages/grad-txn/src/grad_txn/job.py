@@ -29,6 +29,7 @@ from grad_txn.communicator import Communicator
 from grad_txn.errors import DivergenceError, UsageError
 from grad_txn.events import EventLog
 from grad_txn.gradients import Gradients, local_part
+from grad_txn.reserve import Reserve
 from grad_txn.runtime import Observer, Runtime
 from grad_txn.schedule import At, FailureInjector
 from grad_txn.step import Step
@@ -104,10 +105,12 @@ class Job:
             max_norm=max_norm,
             policy=policy,
             plan=plan,
+            step_plan=plan,
             log=log,
             injector=injector,
             observers=tuple(observers),
             tokens_per_microbatch=tokens_per_microbatch,
+            reserve=Reserve(gradients.buckets),
         )
         self._lay_out(plan)
         world.set_last_words(log.fileno(), _LAST_WORDS)
@@ -200,11 +203,13 @@ class Job:
             part.copy_(flat)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what resuming needs besides model and optimizer. Local; between steps.
+        """Return what resuming needs besides model and optimizer. Local.
 
-        That is the step, the policy's state and the cursor of the stream, ready for JSON.
+        That is the step, the policy's state and the cursor of the stream, ready for JSON. Within a
+        step that cannot be finished it is the state that the step began with, as that of model and
+        optimizer is.
         """
-        return {"plan": self.plan.to_dict()}
+        return {"plan": self._runtime.step_plan.to_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`, with as many replicas as there are now; B stays B.
@@ -221,6 +226,7 @@ class Job:
         runtime, members = self._runtime, tuple(range(self._replicas_now))
         same = plan.members == members and plan.policy == runtime.policy.name
         runtime.plan = plan if same else runtime.policy.advance(plan, members)
+        runtime.step_plan = runtime.plan
 
     def _on_optimizer_step(self, *_: object) -> None:
         self._runtime.reached(At.OPTIMIZER, self.plan.step - 1)

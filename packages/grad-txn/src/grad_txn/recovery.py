@@ -95,6 +95,7 @@ def failure_line(
 ) -> dict[str, object]:
     """The fields of the `failure` event."""
     plan = decision.plan
+    recounted = {replica: list(ids) for replica, ids in decision.recounted.items() if ids}
     return {
         "step": plan.step,
         "epoch": epoch,
@@ -106,4 +107,5 @@ def failure_line(
         "extra": {replica: list(ids) for replica, ids in decision.extra.items() if ids},
         "queued": list(decision.queued),
         "contributions": plan.contributions,
+        **({"recounted": recounted} if recounted else {}),
     }

@@ -76,6 +76,9 @@ def summarize(
         "replicas": f"{steps[0].replicas} at the first commit, {steps[-1].replicas} at the last "
         f"({steps[0].ranks} and {steps[-1].ranks} ranks)",
     }
+    if any(step.stacks for step in steps):
+        mean = sum(step.stacks for step in steps) / len(steps)
+        facts["stacks"] = f"{mean:.2f} a step in the mean, at most {max(s.stacks for s in steps)}"
     if history.resumed:
         facts["resumed"] = "at step " + ", ".join(map(str, history.resumed))
     facts["failures"] = f"{len(history.recoveries)} recovered, {len(history.deaths)} replicas lost"

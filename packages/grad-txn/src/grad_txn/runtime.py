@@ -11,10 +11,11 @@ from grad_txn.communicator import Communicator
 from grad_txn.events import EventLog
 from grad_txn.gradients import Gradients
 from grad_txn.recovery import Record, failure_line, table_of
+from grad_txn.reserve import Reserve
 from grad_txn.schedule import At, FailureInjector
 from grad_txn.transaction import StepTransaction
 from ulfm_core import ReplicaCondemnedError
-from workload_policy import Decision, Plan, Policy
+from workload_policy import Decision, Plan, Policy, WorkloadPolicyError
 
 __all__ = ["Observer", "Runtime"]
 
@@ -40,6 +41,7 @@ class Runtime:
 
     Attributes:
         plan: Of the step in progress, or between steps of the next one.
+        step_plan: The plan that the step in progress began with, what a checkpoint holds.
         broken_in: The last step, if it stood although somebody had died: the next one begins with
             the repair.
         committed_at: When the last step committed, by `time.perf_counter`.
@@ -53,10 +55,12 @@ class Runtime:
     max_norm: float | None
     policy: Policy
     plan: Plan
+    step_plan: Plan
     log: EventLog
     injector: FailureInjector | None
     observers: Sequence[Observer]
     tokens_per_microbatch: int
+    reserve: Reserve
     broken_in: int | None = None
     committed_at: float = 0.0
 
@@ -89,6 +93,7 @@ class Runtime:
         Raises:
             ReplicaCondemnedError: this rank's own replica is lost; it must leave.
             DivergenceError: the survivors do not tell the same story.
+            WorkloadPolicyError: the policy cannot go on with these survivors.
         """
         world, plan = self.world, self.plan
         record = Record(
@@ -105,7 +110,11 @@ class Runtime:
             self.log.write("exit", code=1, step=plan.step - 1, reason=str(condemned))
             raise
         table = table_of(repair.records, plan, replica_size=world.replica_size)
-        decision = self.policy.on_failure(plan, table)
+        try:
+            decision = self.policy.on_failure(plan, table)
+        except WorkloadPolicyError as error:
+            self.log.write("exit", code=1, step=plan.step - 1, reason=str(error))
+            raise
         self.plan = decision.plan
         self.broken_in = None
         self.log.write(

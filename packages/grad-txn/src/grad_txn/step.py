@@ -7,7 +7,7 @@ computes what is missing first (ReCoVer, Algorithms 1, 4 and 5).
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from grad_txn.errors import InvariantError, UsageError
 from grad_txn.runtime import Runtime
 from grad_txn.schedule import At
-from workload_policy import Restore
+from workload_policy import Decision, Restore, Stacking
 
 __all__ = ["Step"]
 
@@ -67,7 +67,8 @@ class Step:
         self._begun = True
         if self._runtime.broken_in is not None:
             self._runtime.repair(detect_seconds=0.0, computed=0)
-        work: Sequence[int] | None = self._runtime.plan.assigned[self._replica]
+        yield from self._run_redundant()
+        work: Sequence[int] | None = self._counted()
         while work is not None:
             yield from self._run(work)
             work = self._close()
@@ -94,6 +95,28 @@ class Step:
 
     # ------------------------------------------------------------------------------- one pass
 
+    def _counted(self) -> Sequence[int]:
+        """The ids that this replica computes first, without those of redundant stacks."""
+        plan = self._runtime.plan
+        if plan.stacking is None:
+            return plan.assigned[self._replica]
+        return plan.stacking.counted[self._replica]
+
+    def _run_redundant(self) -> Iterator[int]:
+        """Yield the microbatches of stacks that do not count here, and keep their gradients.
+
+        They come first: what the buckets hold in the end is what counts.
+        """
+        runtime = self._runtime
+        runtime.reserve.clear()
+        if runtime.plan.stacking is None:
+            return
+        runtime.transaction.wait_restored()
+        for stack in runtime.plan.stacking.stacks[self._replica]:
+            if not stack.counted:
+                yield from self._compute(stack.ids, At.FORWARD, ready=_keep)
+                runtime.reserve.keep(stack.shard_type)
+
     def _run(self, work: Sequence[int]) -> Iterator[int]:
         """Yield the microbatches of one pass; the last one's backward posts the reductions."""
         runtime, recovery = self._runtime, self._recovery
@@ -106,27 +129,37 @@ class Step:
         if not work:
             runtime.reached(at, self.number, microbatch=done)
             self._reduce_all()
+        yield from self._compute(work, at, ready=self._reduce)
+        if recovery is not None:
+            recovery.microbatches = len(work)
+            recovery.reduce_begun = time.perf_counter()
+            recovery.compute_seconds = recovery.reduce_begun - begun
+
+    def _compute(
+        self, work: Sequence[int], at: At, *, ready: Callable[[int], None]
+    ) -> Iterator[int]:
+        """Yield microbatches, of which the last one's backward tells of finished buckets."""
+        runtime = self._runtime
+        done = len(self._losses)
         for index, microbatch in enumerate(work):
             last = index == len(work) - 1
             runtime.world.beat(f"step {self.number}, microbatch {microbatch}")
             runtime.reached(at, self.number, microbatch=done + index)
-            runtime.gradients.begin_microbatch(last=last, ready=self._reduce)
+            runtime.gradients.begin_microbatch(last=last, ready=ready)
             self._current = microbatch
             yield microbatch
             if self._current is not None:
                 raise UsageError(
                     f"backward() was not called for microbatch {microbatch} of step {self.number}"
                 )
-        if recovery is not None:
-            recovery.microbatches = len(work)
-            recovery.reduce_begun = time.perf_counter()
-            recovery.compute_seconds = recovery.reduce_begun - begun
 
     def _reduce(self, index: int) -> None:
         """Bucket `index` holds this replica's final sum: post its reduction."""
         runtime = self._runtime
         if index == 0:
             runtime.reached(At.BEFORE_SYNC, self.number)
+        runtime.transaction.wait_restored()
+        runtime.reserve.complete(index)
         work = runtime.transaction.reduce(index, contribute=runtime.contributes)
         if runtime.injector is not None and runtime.injector.expects(At.DURING_SYNC, self.number):
             work.wait()
@@ -194,6 +227,7 @@ class Step:
         runtime = self._runtime
         decision = runtime.repair(detect_seconds=detect_seconds, computed=len(self._losses))
         runtime.reached(At.DURING_RESTORE, self.number)
+        self._recount(decision)
         extends = decision.restore is Restore.NON_BLOCKING
         begun = time.perf_counter()
         buckets = runtime.transaction.restore(blocking=not extends)
@@ -207,6 +241,17 @@ class Step:
         self._reduce_all()
         return None
 
+    def _recount(self, decision: Decision) -> None:
+        """Have redundant stacks count whose supplier is gone. Local."""
+        stacking = self._runtime.plan.stacking
+        recounted = decision.recounted.get(self._replica, ())
+        if stacking is not None and recounted:
+            self._runtime.reserve.count(
+                stack.shard_type
+                for stack in stacking.stacks[self._replica]
+                if set(stack.ids) <= set(recounted)
+            )
+
     def _commit(self, sums: Tensor) -> None:
         """Apply the step. Local: the agreement has passed."""
         runtime, plan = self._runtime, self._runtime.plan
@@ -216,6 +261,7 @@ class Step:
         norm = runtime.gradients.norm(runtime.transaction.sums) / plan.global_batch
         runtime.transaction.commit(plan.global_batch, scale=_clipping(norm, runtime.max_norm))
         now = time.perf_counter()
+        stacks = {} if plan.stacking is None else {"stacks": _depth(plan.stacking)}
         self.line = {
             "step": self.number,
             "epoch": runtime.world.epoch,
@@ -231,6 +277,7 @@ class Step:
             "extra": plan.extra,
             "seconds": now - runtime.committed_at,
             "tokens": plan.total * runtime.tokens_per_microbatch,
+            **stacks,
         }
         runtime.committed_at = now
         if runtime.world.position == 0:
@@ -239,6 +286,7 @@ class Step:
             for observer in runtime.observers:
                 observer.step(self.line)
         _, runtime.plan = runtime.policy.commit(plan)
+        runtime.step_plan = runtime.plan
         runtime.reached(At.AFTER_COMMIT, self.number)
         runtime.optimizer.step()
         if runtime.scheduler is not None:
@@ -269,6 +317,15 @@ class Step:
                 seconds=recovery.compute_seconds,
                 rereduce=reduced,
             )
+
+
+def _keep(_index: int) -> None:
+    """Reduce nothing: a redundant stack stays with its replica."""
+
+
+def _depth(stacking: Stacking) -> int:
+    """How many stacks the step took: the most that a member has computed."""
+    return max(map(len, stacking.stacks.values()))
 
 
 def _clipping(norm: float, max_norm: float | None) -> float:

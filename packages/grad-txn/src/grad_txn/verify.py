@@ -36,6 +36,8 @@ __all__ = ["Verdict", "main", "verify"]
 SHOWN = 10
 """Problems printed before the rest is only counted."""
 
+_EXACT = ("exact", "stacked")  # policies under which step t commits the ids tB to (t+1)B - 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
@@ -257,7 +259,7 @@ def _check_steps(run: Run, *, allow_shrinking_batch: bool) -> Iterator[str]:
             living=everyone - dead,
             epoch=max(epochs, default=0),
             may_shrink=may_shrink,
-            exact=run.shape["policy"] == "exact",
+            exact=run.shape["policy"] if run.shape["policy"] in _EXACT else "",
         )
     for rank, line in run.of("step"):
         if line.value["replica"] != run.replica(rank):
@@ -265,7 +267,7 @@ def _check_steps(run: Run, *, allow_shrinking_batch: bool) -> Iterator[str]:
 
 
 def _check_step(
-    line: Line, *, batch: int, living: set[int], epoch: int, may_shrink: bool, exact: bool
+    line: Line, *, batch: int, living: set[int], epoch: int, may_shrink: bool, exact: str
 ) -> Iterator[str]:
     """One step: its numbers agree with each other and with who is alive."""
     value, contributions, ids = line.value, line.value["contributions"], line.value["ids"]
@@ -300,7 +302,7 @@ def _check_step(
         wrong = sorted(found ^ set(range(step * batch, (step + 1) * batch)))
         if wrong:
             yield (
-                f"{line.where}: step {step}: exact has to commit ids {step * batch} to "
+                f"{line.where}: step {step}: {exact} has to commit ids {step * batch} to "
                 f"{(step + 1) * batch - 1}; id {wrong[0]} is "
                 f"{'too many' if wrong[0] in found else 'missing'}"
             )

@@ -9,11 +9,11 @@ from typing import NoReturn
 from grad_txn.errors import ScheduleError
 from grad_txn.schedule import At, Schedule, Shape, generate, load_schedule
 from grad_txn.transaction import STAGINGS
-from workload_policy import POLICY_NAMES
+from workload_policy import POLICY_NAMES, Policy, policy_named
 
 SHARDINGS = ("ddp", "fsdp2", "fsdp1")
 
-__all__ = ["OptionError", "parse", "schedule_of"]
+__all__ = ["OptionError", "parse", "policy_of", "schedule_of"]
 
 
 class OptionError(ValueError):
@@ -68,9 +68,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     job.add_argument(
         "--policy",
-        choices=POLICY_NAMES,
+        choices=(*POLICY_NAMES, "stacked"),
         default="static",
-        help="who redoes what (default: %(default)s)",
+        help="who redoes what (default: %(default)s); stacked needs the package spare-planner",
+    )
+    job.add_argument(
+        "--redundancy",
+        type=_at_least(1),
+        metavar="R",
+        help="of --policy stacked: replicas that host each shard type (default: the best for their "
+        "number)",
     )
     job.add_argument(
         "--resume",
@@ -211,6 +218,9 @@ def _check(options: argparse.Namespace) -> None:
             f"multiple of {size}"
         )
         raise OptionError(message)
+    if options.redundancy is not None and options.policy != "stacked":
+        message = f"--redundancy {options.redundancy}: only --policy stacked has redundant stacks"
+        raise OptionError(message)
     if options.grad_accum == 0:
         message = "--grad-accum 0 makes the global batch 0 microbatches: give at least 1"
         raise OptionError(message)
@@ -224,6 +234,16 @@ def _check(options: argparse.Namespace) -> None:
             "or --resume"
         )
         raise OptionError(message)
+
+
+def policy_of(options: argparse.Namespace) -> Policy:
+    """Return the policy.
+
+    Raises:
+        PolicyNameError: its package is not installed.
+    """
+    chosen = {} if options.redundancy is None else {"redundancy": options.redundancy}
+    return policy_named(options.policy, **chosen)
 
 
 def schedule_of(options: argparse.Namespace, *, replicas: int) -> Schedule:

@@ -29,7 +29,9 @@ _MISTAKES = (
     grad_txn.errors.LogError,
     grad_txn.errors.ScheduleError,
     grad_txn.errors.UsageError,
+    workload_policy.LayoutError,
     workload_policy.PlanError,
+    workload_policy.PolicyNameError,
 )
 
 
@@ -37,17 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program.
 
     Returns:
-        0 when training is done, 2 with one line on stderr when the input is wrong.
+        0 when training is done, 1 when the survivors cannot go on, 2 with one line on stderr when
+        the input is wrong.
     """
     try:
-        _check_and_train(parse(arguments))
+        return _check_and_train(parse(arguments))
     except _MISTAKES as error:
         print(f"pretrain: {error}", file=sys.stderr)
         return BAD_INPUT
-    return 0
 
 
-def _check_and_train(options: argparse.Namespace) -> None:
+def _check_and_train(options: argparse.Namespace) -> int:
     """Check what can be checked before torch and MPI are started, then train."""
     if "OMPI_COMM_WORLD_SIZE" not in os.environ:
         message = (
@@ -70,9 +72,15 @@ def _check_and_train(options: argparse.Namespace) -> None:
         message = f"--text {options.text}: no such file; give any text file, or leave it out"
         raise OptionError(message)
 
-    from integrations_hsdp.training import train
+    from integrations_hsdp.training import LostError, train
 
-    train(options, schedule)
+    try:
+        train(options, schedule)
+    except LostError as lost:
+        if str(lost):
+            print(f"pretrain: {lost}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

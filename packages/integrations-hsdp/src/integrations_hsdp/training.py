@@ -23,12 +23,16 @@ from grad_txn.schedule import FailureInjector, Schedule
 from integrations_hsdp.console import Console
 from integrations_hsdp.data import ByteText, read_text
 from integrations_hsdp.model import Decoder, ModelShape
-from integrations_hsdp.options import OptionError
+from integrations_hsdp.options import OptionError, policy_of
 from integrations_hsdp.replica import replica_world
 from integrations_hsdp.wrapping import wrap
-from workload_policy import PlanError, policy_named
+from workload_policy import PlanError, WorkloadPolicyError
 
-__all__ = ["train", "warm_up_then_cosine"]
+__all__ = ["LostError", "train", "warm_up_then_cosine"]
+
+
+class LostError(Exception):
+    """Those who are left cannot finish the step; says so on the rank that speaks for all."""
 
 
 def train(options: argparse.Namespace, schedule: Schedule) -> None:
@@ -36,6 +40,7 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
 
     Raises:
         OptionError, CheckpointError: the input is wrong; nothing has been trained.
+        LostError: the survivors cannot go on; the state is saved.
     """
     text, shape = _inputs(options)
     # Longer than the step limit: who hangs is ended by its own guard, which says where, and not by
@@ -83,7 +88,7 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
         world,
         gradients,
         optimizer,
-        policy=policy_named(options.policy),
+        policy=policy_of(options),
         grad_accum=options.grad_accum,
         replicas=replicas,
         log=log,
@@ -123,15 +128,27 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
     rows = options.batch // world.replica_size
     mine = slice(world.position * rows, (world.position + 1) * rows)
 
-    for step in job.steps(options.steps):
-        for microbatch in step:
-            tokens, targets = (part[mine].to(device) for part in text.microbatch(microbatch))
-            step.backward(model(tokens, targets))
-        due = options.checkpoint_every and job.plan.step % options.checkpoint_every == 0
-        if due and world.replica == job.plan.members[0]:
+    try:
+        for step in job.steps(options.steps):
+            for microbatch in step:
+                tokens, targets = (part[mine].to(device) for part in text.microbatch(microbatch))
+                step.backward(model(tokens, targets))
+            due = options.checkpoint_every and job.plan.step % options.checkpoint_every == 0
+            if due and world.replica == job.plan.members[0]:
+                checkpoints.save(state.dict(), job.plan.step)
+            checkpoints.poll()
+        checkpoints.wait()
+    except WorkloadPolicyError as error:  # all survivors get it alike, and none can go on
+        told = ""
+        if world.replica == world.replicas[0]:
+            world.beat("the last checkpoint")
             checkpoints.save(state.dict(), job.plan.step)
-        checkpoints.poll()
-    checkpoints.wait()
+            checkpoints.wait()
+            told = (
+                f"{error}; the state before step {job.plan.step} is in {checkpoints.directory}: "
+                f"start {replicas} replicas again with --resume"
+            )
+        raise LostError(told if job.leads else "") from error
     job.finish(list(model.parameters()))
 
 
