@@ -15,6 +15,7 @@ from torch import nn
 from grad_txn.errors import DivergenceError, InvariantError, UsageError
 from grad_txn.events import EventLog, read_events
 from grad_txn.job import Job
+from grad_txn.passes import Pass
 from grad_txn.schedule import At, Kill, Shape, generate
 from grad_txn.testing_world import PlainGradients, RankThread, ThreadInjector, ThreadWorld
 from grad_txn.transaction import STAGINGS, Staging
@@ -60,6 +61,7 @@ def train(
     weights: torch.Tensor | None = None,
     initial: int | None = None,
     until: int | None = None,
+    at_once: bool = False,
 ) -> dict[int, Seen]:
     """Train on threads and return what the survivors had, by rank."""
     kills = tuple(kills)
@@ -88,8 +90,12 @@ def train(
             job.load_state_dict(state)
         job.share(model.parameters())
         for step in job.steps(steps):
-            for microbatch in step:
-                step.backward(loss_of(model, microbatch))
+            if at_once:
+                for work in step.passes():
+                    work.finish(afab(model, work))
+            else:
+                for microbatch in step:
+                    step.backward(loss_of(model, microbatch))
             if step.number + 1 == until:
                 break_off(rank, step.number)
                 seen.state = job.state_dict()
@@ -100,6 +106,14 @@ def train(
         return seen
 
     return ThreadWorld(replicas, replica_size=replica_size, lost=lost).run(program)
+
+
+def afab(model: nn.Module, work: Pass) -> list[torch.Tensor]:
+    """All forwards, then all backwards, as a pipeline might."""
+    losses = [loss_of(model, microbatch) for microbatch in work]
+    for loss in losses:
+        loss.backward()  # type: ignore[no-untyped-call]
+    return losses
 
 
 def break_off(rank: RankThread, _step: int) -> None:
@@ -173,6 +187,99 @@ def check(out: Path, survivors: Mapping[int, Seen], expected: Iterable[int]) -> 
         torch.testing.assert_close(first, parameters)
         found = [line["loss"] for line in steps_of(out, min(survivors))]
         assert found == pytest.approx(losses, rel=1e-9)
+
+
+@pytest.mark.parametrize("staging", STAGINGS)
+@pytest.mark.parametrize("at", list(At))
+def test_whole_passes_lead_to_the_same(at: At, staging: Staging, tmp_path: Path) -> None:
+    kills = [Kill(step=2, replica=1, at=at)]
+    if at.in_recovery:
+        kills.append(Kill(step=2, replica=2, at=At.DURING_SYNC))
+    runs = {
+        at_once: train(
+            tmp_path / str(at_once), policy="exact", staging=staging, kills=kills, at_once=at_once
+        )
+        for at_once in (False, True)
+    }
+    for at_once, survivors in runs.items():
+        check(tmp_path / str(at_once), survivors, set(range(4)) - {kill.replica for kill in kills})
+    torch.testing.assert_close(runs[True][0].parameters, runs[False][0].parameters)
+
+
+def test_a_replica_without_extra_microbatches_only_reduces_again(tmp_path: Path) -> None:
+    # One microbatch is lost, which one of three survivors computes again.
+    kills = [Kill(step=1, replica=3, at=At.FORWARD)]
+    survivors = train(tmp_path, grad_accum=1, policy="exact", kills=kills, at_once=True)
+    check(tmp_path, survivors, range(3))
+    extended = [
+        [line["microbatches"] for line in lines if line["event"] == "extend"]
+        for rank, lines in sorted(read_events(tmp_path).items())
+        if rank != 3
+    ]
+    assert sorted(extended) == [[0], [0], [1]]
+
+
+def test_the_victim_dies_between_the_microbatches_of_a_pass(tmp_path: Path) -> None:
+    kills = [Kill(step=1, replica=0, at=At.FORWARD, microbatch=2)]
+    taken: list[int] = []
+
+    def program(rank: RankThread) -> None:
+        model, log = small_model(), EventLog(tmp_path, rank.rank)
+        job = Job(
+            rank,
+            PlainGradients(model),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            policy=policy_named("exact"),
+            grad_accum=3,
+            log=log,
+            injector=ThreadInjector(kills, rank, log),
+        )
+        for step in job.steps(2):
+            for work in step.passes():
+                losses = []
+                for microbatch in work:
+                    if rank.rank == 0 and step.number == 1:
+                        taken.append(microbatch)
+                    losses.append(loss_of(model, microbatch))
+                    losses[-1].backward()  # type: ignore[no-untyped-call]
+                work.finish(losses)
+        job.finish(list(model.parameters()))
+
+    ThreadWorld(2).run(program)
+    assert taken == [6, 7]
+    assert verify(tmp_path).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("taken", "losses", "message"),
+    [(2, 3, "2 were taken"), (3, 2, "2 losses given"), (3, None, "finish.. was not called")],
+)
+def test_a_pass_is_finished_as_a_whole(
+    taken: int, losses: int | None, message: str, tmp_path: Path
+) -> None:
+    def program(rank: RankThread) -> None:
+        model = small_model()
+        job = Job(
+            rank,
+            PlainGradients(model),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            policy=policy_named("static"),
+            grad_accum=3,
+            log=EventLog(tmp_path, rank.rank),
+        )
+
+        def take_and_finish() -> None:
+            for work in next(job.steps(1)).passes():
+                ids = iter(work)
+                for _ in range(taken):
+                    loss_of(model, next(ids)).backward()  # type: ignore[no-untyped-call]
+                if losses is not None:
+                    work.finish([torch.tensor(0.0)] * losses)
+
+        with pytest.raises(UsageError, match=message):
+            take_and_finish()
+
+    ThreadWorld(1).run(program)
 
 
 @pytest.mark.parametrize("staging", STAGINGS)

@@ -9,17 +9,24 @@ computes what is missing first (ReCoVer, Algorithms 1, 4 and 5).
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from grad_txn.errors import InvariantError, UsageError
+from grad_txn.passes import Pass
 from grad_txn.runtime import Runtime
 from grad_txn.schedule import At
 from workload_policy import Decision, Restore, Stacking
 
 __all__ = ["Step"]
+
+Given = TypeVar("Given", int, Pass)
+"""What a step yields: microbatch ids, or whole passes over them."""
+
+Compute = Callable[[Sequence[int], At, Callable[[int], None]], Iterator[Given]]
+"""Yields microbatches, and calls back for each bucket as it is final after the last of them."""
 
 
 @dataclass(slots=True)
@@ -39,7 +46,8 @@ class Step:
 
     Iterate over it to get this replica's microbatch ids, and call `backward` once for each. The
     iteration grows when a failure leaves work to redo, and ends when the step is committed and the
-    optimizer has stepped.
+    optimizer has stepped. Or iterate over its `passes`, where a framework takes many microbatches
+    at once.
 
     Attributes:
         number: The step's number, from 0.
@@ -62,15 +70,26 @@ class Step:
         self._noticed = 0.0  # when this rank last had a reason to ask the others
 
     def __iter__(self) -> Iterator[int]:
+        return self._to_its_end(self._one_by_one)
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield this replica's microbatches pass by pass, in place of one by one.
+
+        The first pass has all that the plan gives this replica; another one follows where a failure
+        leaves it work to redo. Where nothing but the reductions has to be done again, none does.
+        """
+        return self._to_its_end(self._at_once)
+
+    def _to_its_end(self, compute: Compute[Given]) -> Iterator[Given]:
         if self._begun:
             raise UsageError(f"step {self.number} was iterated over already")
         self._begun = True
         if self._runtime.broken_in is not None:
             self._runtime.repair(detect_seconds=0.0, computed=0)
-        yield from self._run_redundant()
+        yield from self._run_redundant(compute)
         work: Sequence[int] | None = self._counted()
         while work is not None:
-            yield from self._run(work)
+            yield from self._run(work, compute)
             work = self._close()
 
     def backward(self, loss: Tensor) -> None:
@@ -102,7 +121,7 @@ class Step:
             return plan.assigned[self._replica]
         return plan.stacking.counted[self._replica]
 
-    def _run_redundant(self) -> Iterator[int]:
+    def _run_redundant(self, compute: Compute[Given]) -> Iterator[Given]:
         """Yield the microbatches of stacks that do not count here, and keep their gradients.
 
         They come first: what the buckets hold in the end is what counts.
@@ -114,10 +133,10 @@ class Step:
         runtime.transaction.wait_restored()
         for stack in runtime.plan.stacking.stacks[self._replica]:
             if not stack.counted:
-                yield from self._compute(stack.ids, At.FORWARD, ready=_keep)
+                yield from compute(stack.ids, At.FORWARD, _keep)
                 runtime.reserve.keep(stack.shard_type)
 
-    def _run(self, work: Sequence[int]) -> Iterator[int]:
+    def _run(self, work: Sequence[int], compute: Compute[Given]) -> Iterator[Given]:
         """Yield the microbatches of one pass; the last one's backward posts the reductions."""
         runtime, recovery = self._runtime, self._recovery
         at = At.FORWARD if recovery is None else At.DURING_EXTENSION
@@ -129,22 +148,20 @@ class Step:
         if not work:
             runtime.reached(at, self.number, microbatch=done)
             self._reduce_all()
-        yield from self._compute(work, at, ready=self._reduce)
+        yield from compute(work, at, self._reduce)
         if recovery is not None:
             recovery.microbatches = len(work)
             recovery.reduce_begun = time.perf_counter()
             recovery.compute_seconds = recovery.reduce_begun - begun
 
-    def _compute(
-        self, work: Sequence[int], at: At, *, ready: Callable[[int], None]
+    def _one_by_one(
+        self, work: Sequence[int], at: At, ready: Callable[[int], None]
     ) -> Iterator[int]:
-        """Yield microbatches, of which the last one's backward tells of finished buckets."""
         runtime = self._runtime
         done = len(self._losses)
         for index, microbatch in enumerate(work):
             last = index == len(work) - 1
-            runtime.world.beat(f"step {self.number}, microbatch {microbatch}")
-            runtime.reached(at, self.number, microbatch=done + index)
+            self._about_to_compute(microbatch, at, done + index)
             runtime.gradients.begin_microbatch(last=last, ready=ready)
             self._current = microbatch
             yield microbatch
@@ -152,6 +169,31 @@ class Step:
                 raise UsageError(
                     f"backward() was not called for microbatch {microbatch} of step {self.number}"
                 )
+
+    def _at_once(self, work: Sequence[int], at: At, ready: Callable[[int], None]) -> Iterator[Pass]:
+        if not work:
+            return
+        runtime = self._runtime
+        done = len(self._losses)
+
+        def begin(index: int) -> None:
+            self._about_to_compute(work[index], at, done + index)
+
+        def finish(losses: Sequence[Tensor]) -> None:
+            for microbatch, loss in zip(work, losses, strict=True):
+                self._losses[microbatch] = loss.detach()
+            runtime.gradients.end_microbatch()
+
+        runtime.transaction.wait_restored()  # the first backward may come at any time
+        runtime.gradients.begin_microbatch(last=True, ready=ready)
+        given = Pass(work, begin=begin, finish=finish)
+        yield given
+        if not given.finished:
+            raise UsageError(f"finish() was not called for a pass of step {self.number}")
+
+    def _about_to_compute(self, microbatch: int, at: At, index: int) -> None:
+        self._runtime.world.beat(f"step {self.number}, microbatch {microbatch}")
+        self._runtime.reached(at, self.number, microbatch=index)
 
     def _reduce(self, index: int) -> None:
         """Bucket `index` holds this replica's final sum: post its reduction."""
