@@ -1,8 +1,9 @@
-"""Durations in words."""
+"""Answers in words: durations, and items of lists."""
 
 import math
+import textwrap
 
-__all__ = ["spoken"]
+__all__ = ["item", "spoken"]
 
 
 def spoken(seconds: float) -> str:
@@ -19,3 +20,14 @@ def spoken(seconds: float) -> str:
             value = seconds / size
             return f"{value:.0f} {unit}" if value >= 100 else f"{value:.1f} {unit}"
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+
+
+def item(text: str) -> str:
+    """Return an item of a list, wrapped.
+
+    >>> item("short")
+    '- short'
+    """
+    return textwrap.fill(
+        text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
+    )

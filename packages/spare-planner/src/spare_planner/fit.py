@@ -456,7 +456,7 @@ def _with_doubts(fit: Fit, times: Lifetimes, over_weeks: float) -> Fit:
     off = misfit(times, fit.shape.value, fit.scale)
     if off > 0.05 + 1.36 / math.sqrt(max(1, len(times.whole))):
         doubts.append(
-            f"times from a repair to the next failure are up to {off:.0%} of the units away from the"
+            f"times from a repair to the next failure are up to {off:.0%} of the units off the"
             " fitted Weibull: a replay of the log (simulate --trace) is closer to it than any shape"
         )
     if not len(times.whole):

@@ -34,11 +34,20 @@ def reasons(made: Recommendation) -> Iterator[str]:
     yield f"{best.name} takes {_ratio(best.ttt_ratio)}: {_because(best)}"
     if best.strategy == "spare":
         yield _flatness(made)
+    plain = next((one for one in made.candidates if one.strategy == "checkpoint"), best)
+    more = plain.ttt_ratio / best.ttt_ratio - 1
+    if plain is not best and more < 0.05:
+        yield (
+            f"checkpoints alone take only {more:.1%} more time: redundancy is hardly worth its"
+            " trouble on this cluster"
+        )
     yield _stability(made)
 
 
 def _comparison(best: Candidate, second: Candidate) -> str:
     ahead = 1 - best.ttt_ratio / second.ttt_ratio if math.isfinite(second.ttt_ratio) else 1.0
+    if abs(ahead) < 0.005:
+        return f"{best.name} and {second.name} take the same time: take what is simpler"
     text = f"{best.name} takes {ahead:.1%} less time than {second.name}"
     ends = [
         candidate.summary.statistics["ttt_ratio"] if candidate.summary else None

@@ -320,6 +320,9 @@ def _worth_simulating(known: Sequence[Forecast], groups: int) -> list[Forecast]:
         good = [one for one in mine if one.ttt_ratio <= least * _AS_GOOD] or mine
         first = min(good, key=lambda one: one.redundancy)
         chosen.append(first)
+        if strategy == "replication":
+            # What fails together decides here, and no forecast knows of that.
+            chosen += [one for one in mine if one is not first and one.ttt_ratio < 1.3 * least]
         if strategy == "spare":
             star = int(optimal_redundancy(groups))
             chosen += [one for one in mine if one.redundancy == star != first.redundancy]

@@ -7,7 +7,7 @@ from typing import Any
 
 from spare_planner.commands.cluster import add_log, log_of, seconds
 from spare_planner.commands.shape import add_json
-from spare_planner.durations import spoken
+from spare_planner.durations import item, spoken
 from spare_planner.errors import QuantityError
 from spare_planner.fit import Fit, Range, fit_log
 from spare_planner.plots import check_picture, plot_fit
@@ -104,8 +104,8 @@ def _report(fit: Fit, sizes: list[int]) -> str:
         lines.append(f"{'pairs in a bunch of one domain':34} {fit.same_domain:10.1%}")
     if fit.kinds:
         top = list(fit.kinds.items())[:4]
-        lines += ["", "most frequent: " + "; ".join(f"{name} ({count})" for name, count in top)]
+        lines += ["", "most frequent:", *(f"  {count:5}  {name}" for name, count in top)]
     if fit.doubts:
         lines += ["", "what the log does not carry:"]
-        lines += [f"- {doubt}" for doubt in fit.doubts]
+        lines += map(item, fit.doubts)
     return "\n".join(lines)

@@ -19,7 +19,7 @@ from spare_planner.commands.cluster import (
 )
 from spare_planner.commands.progress import progress_bar
 from spare_planner.commands.shape import add_json
-from spare_planner.durations import spoken
+from spare_planner.durations import item, spoken
 from spare_planner.errors import QuantityError
 from spare_planner.plots import check_picture, plot_recommendation
 from spare_planner.reasons import caveats, reasons
@@ -139,27 +139,32 @@ def _report(made: Recommendation) -> str:
     if cluster.gpus_per_group is not None:
         size += f" of {cluster.gpus_per_group:,} GPUs, {cluster.gpus:,} in all"
     per_gpu = "" if cluster.gpus is None else f" (one GPU: {spoken(cluster.mtbf * cluster.gpus)})"
+    steps = (
+        f"{scenario.steps:,} steps of {scenario.stack_seconds:g} s compute and"
+        f" {scenario.allreduce_seconds:g} s all-reduce, jitter {scenario.jitter:g};"
+        f" T0, without failures: {spoken(scenario.ideal_seconds)}"
+    )
+    times = (
+        f"restart {spoken(scenario.restart_seconds)},"
+        f" checkpoint {scenario.checkpoint_seconds:.1f} s"
+    )
     lines = [
         size,
         f"a failure anywhere every {spoken(cluster.mtbf)}{per_gpu}",
-        (
-            f"{scenario.steps:,} steps of {scenario.stack_seconds:g} s compute and"
-            f" {scenario.allreduce_seconds:g} s all-reduce: T0, without failures, is"
-            f" {spoken(scenario.ideal_seconds)}; checkpoint {scenario.checkpoint_seconds:.1f} s,"
-            f" restart {spoken(scenario.restart_seconds)}, jitter {scenario.jitter:g}"
-        ),
+        steps,
+        times,
         "",
         f"Recommended: {best.name}",
         *_details(best),
         "",
         "Why:",
-        *(f"- {reason}" for reason in reasons(made)),
+        *map(item, reasons(made)),
     ]
     second = made.runner_up
     if second is not None:
         lines += ["", f"Runner-up: {second.name}", *_details(second)]
     lines += ["", _table(made.candidates), "", "Mind:"]
-    lines += [f"- {caveat}" for caveat in caveats(made)]
+    lines += map(item, caveats(made))
     return "\n".join(lines)
 
 

@@ -56,27 +56,28 @@ class Replay:
         starts = np.asarray([fault.start for fault in log.faults])
         of_unit = np.asarray([fault.unit for fault in log.faults])
         lengths = np.asarray([fault.seconds for fault in log.faults])
-        events: list[tuple[float, int, float]] = []
-        for copy in range(-(-units // log.units)):
-            places = rng.permutation(log.units) + copy * log.units
-            shift = 0.0 if self.from_start else rng.random() * log.seconds
-            times = (starts + shift) % log.seconds
-            for time, place, length in zip(times, places[of_unit], lengths, strict=True):
-                if place < units:
-                    events += [
-                        (float(time), group, float(length))
-                        for group in self._groups(int(place), groups)
-                    ]
-        return ReplayedFailures(
-            sorted(events), groups=groups, span=log.seconds, own_repairs=self.own_repairs
+        copies = -(-units // log.units)
+        places = np.concatenate(
+            [rng.permutation(log.units)[of_unit] + copy * log.units for copy in range(copies)]
         )
-
-    def _groups(self, unit: int, groups: int) -> range:
-        """Return the groups that stand on a unit."""
-        first = unit * self.gpus_per_unit
-        last = first + self.gpus_per_unit - 1
-        return range(
-            min(first // self.gpus_per_group, groups), min(last // self.gpus_per_group + 1, groups)
+        shifts = np.zeros(copies) if self.from_start else rng.random(copies) * log.seconds
+        times = ((starts + shifts[:, None]) % log.seconds).ravel()
+        first = places * self.gpus_per_unit // self.gpus_per_group
+        last = ((places + 1) * self.gpus_per_unit - 1) // self.gpus_per_group
+        lengths = np.tile(lengths, copies)
+        parts = []  # a unit may stand under several groups
+        for offset in range(int((last - first).max()) + 1):
+            here = (first + offset <= last) & (first + offset < groups) & (places < units)
+            parts.append((times[here], first[here] + offset, lengths[here]))
+        when, who, length = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.lexsort((who, when))
+        return ReplayedFailures(
+            list(
+                zip(when[order].tolist(), who[order].tolist(), length[order].tolist(), strict=True)
+            ),
+            groups=groups,
+            span=log.seconds,
+            own_repairs=self.own_repairs,
         )
 
 
