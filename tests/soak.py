@@ -40,18 +40,30 @@ BAD = ("hang", "wrong total", "divergent")
 
 def draw(rng: random.Random) -> tuple[Case, int]:
     """Return a job with its planned deaths, and how many more come from outside."""
-    replicas = rng.randint(3, 6)
+    shard_size = rng.choice((1, 1, 1, 2, 2, 3))
+    replicas = rng.randint(3, 6) if shard_size == 1 else rng.randint(2, 6 // shard_size + 1)
     steps = rng.randint(6, 12)
+    policy = rng.choice(("static", "static", "exact", "exact", "stacked", "stacked", "adaptive"))
     deaths = rng.randint(1, replicas - 1)
+    redundancy = None
+    if policy == "stacked":  # fewer deaths than copies of a type, or it may be a wipe-out
+        redundancy = rng.randint(2, replicas)
+        deaths = min(deaths, redundancy - 1)
     outside = rng.randint(0, min(2, deaths)) if rng.random() < 0.5 else 0
     kills = generate(
-        Shape(replicas=replicas, steps=steps), seed=rng.getrandbits(30), count=deaths - outside
+        Shape(replicas=replicas, replica_size=shard_size, steps=steps),
+        seed=rng.getrandbits(30),
+        count=deaths - outside,
     )
     case = Case(
         replicas=replicas,
+        shard_size=shard_size,
+        sharding=None if shard_size == 1 else rng.choice(("fsdp2", "fsdp2", "fsdp1")),
+        batch=shard_size,
         grad_accum=rng.randint(1, 4),
         steps=steps,
-        policy=rng.choice(("static", "static", "exact", "exact", "adaptive")),
+        policy=policy,
+        redundancy=redundancy,
         staging=rng.choice(("no-copy", "snapshot")),
         detection=rng.choice(("deferred", "guarded")),
         kills=kills,
@@ -60,19 +72,21 @@ def draw(rng: random.Random) -> tuple[Case, int]:
 
 
 def strike(job: Launched, case: Case, out: Path, count: int, rng: random.Random) -> set[int]:
-    """Kill `count` ranks that no schedule names, at random moments; return those that were."""
+    """Kill a rank of `count` replicas that no schedule names; return the replicas."""
     spared = {kill.replica for kill in case.kills}
     victims = rng.sample(sorted(set(range(case.replicas)) - spared), count)
     killed: set[int] = set()
     for victim in victims:
         delay = rng.uniform(0.0, 0.25)
-        while job.running() and last_step(out, victim) < 0:
+        leader = victim * case.shard_size
+        rank = leader + rng.randrange(case.shard_size)
+        while job.running() and last_step(out, leader) < 0:
             time.sleep(0.005)
         time.sleep(delay)
         # Not in its last steps: it might have finished.
-        if job.running() and last_step(out, victim) < case.steps - 3:
+        if job.running() and last_step(out, leader) < case.steps - 3:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid_of(out, victim), signal.SIGKILL)
+                os.kill(pid_of(out, rank), signal.SIGKILL)
                 killed.add(victim)
     return killed
 
@@ -110,7 +124,8 @@ def outcome_of(
     run: Run, reference: dict[int, tuple[float, float]], dead: set[int]
 ) -> tuple[str, list[str]]:
     # Whoever had written its last line when it was struck has finished all the same.
-    died = {line["replica"] for line in run.of("inject")} | (dead - set(run.finishers()))
+    finishers = {rank // run.case.shard_size for rank in run.finishers()}
+    died = {line["replica"] for line in run.of("inject")} | (dead - finishers)
     problems = problems_of(run, reference, dead=died)
     text = "\n".join(problems)
     finished = run.finishers()
