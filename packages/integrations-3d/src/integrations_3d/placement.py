@@ -1,0 +1,73 @@
+"""Which devices a rank of a replica sees, and which of them is its own.
+
+Nanotron takes the device with the number LOCAL_RANK, and with it decides who makes directories: it
+has to count from 0 within a replica, on every host. So a rank sees the devices of its replica's
+ranks on its host, and no others.
+"""
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from integrations_3d.errors import ConfigError
+from ulfm_core import World
+
+__all__ = ["devices_of", "take_device"]
+
+
+def devices_of(
+    rank: int, *, replica_size: int, local_rank: int, local_size: int, devices: Sequence[str]
+) -> tuple[int, tuple[str, ...]]:
+    """Return a rank's index among its replica's ranks on its host, and the devices of these.
+
+    Args:
+        rank: In the job. Ranks are laid out host by host.
+        replica_size: Ranks in a replica.
+        local_rank: The rank's index on its host.
+        local_size: Ranks on its host.
+        devices: Of the host, as CUDA_VISIBLE_DEVICES names them; none without GPUs.
+
+    Raises:
+        ConfigError: There are fewer devices than ranks.
+
+    >>> devices_of(6, replica_size=4, local_rank=6, local_size=8, devices="01234567")
+    (2, ('4', '5', '6', '7'))
+    """
+    if devices and len(devices) < local_size:
+        raise ConfigError(
+            f"{local_size} ranks on a host with {len(devices)} GPUs: each needs one of its own; "
+            "start fewer ranks, or name more in CUDA_VISIBLE_DEVICES"
+        )
+    first_here = rank - local_rank
+    first_of_replica = rank - rank % replica_size
+    first = max(first_here, first_of_replica)
+    end = min(first_here + local_size, first_of_replica + replica_size)
+    return rank - first, tuple(devices[first - first_here : end - first_here])
+
+
+def take_device(world: World) -> torch.device:
+    """Set LOCAL_RANK, and CUDA_VISIBLE_DEVICES where there are GPUs; return this rank's device.
+
+    Before CUDA is initialised in this process.
+
+    Raises:
+        ConfigError: There are fewer GPUs than ranks on this host.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices: Sequence[str] = ()
+    if torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        devices = named.split(",") if named else [str(device) for device in range(count)]
+    local_rank, visible = devices_of(
+        world.rank,
+        replica_size=world.replica_size,
+        local_rank=int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]),
+        local_size=int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"]),
+        devices=devices,
+    )
+    os.environ["LOCAL_RANK"] = str(local_rank)
+    if not devices:
+        return torch.device("cpu")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+    return torch.device("cuda", local_rank)
