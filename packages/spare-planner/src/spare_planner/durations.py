@@ -1,9 +1,9 @@
-"""Answers in words: durations, and items of lists."""
+"""Answers in words: durations, numbers of things, items of lists."""
 
 import math
 import textwrap
 
-__all__ = ["item", "spoken"]
+__all__ = ["counted", "item", "spoken"]
 
 
 def spoken(seconds: float) -> str:
@@ -31,3 +31,12 @@ def item(text: str) -> str:
     return textwrap.fill(
         text, 100, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False
     )
+
+
+def counted(number: int, thing: str) -> str:
+    """Return a number of things.
+
+    >>> counted(1, "trial"), counted(1200, "trial")
+    ('1 trial', '1,200 trials')
+    """
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
+from spare_planner.durations import counted
 from spare_planner.failure_log import FailureLog
 
 __all__ = ["Fit", "Lifetimes", "Range", "fit_log", "fit_weibull", "lifetimes", "log_likelihood"]
@@ -437,8 +438,8 @@ def _with_doubts(fit: Fit, times: Lifetimes, over_weeks: float) -> Fit:
     log, doubts = fit.log, []
     if fit.failures < _FEW:
         doubts.append(
-            f"only {fit.failures} failures: the mean time between failures is known to a factor of"
-            f" {fit.mtbf.high / fit.mtbf.low:.1f}, the shape hardly at all"
+            f"only {counted(fit.failures, 'failure')}: the mean time between them is known to a"
+            f" factor of {fit.mtbf.high / fit.mtbf.low:.1f}, the shape hardly at all"
         )
     if fit.shape.low <= 1 <= fit.shape.high:
         doubts.append(
@@ -481,7 +482,7 @@ def _with_doubts(fit: Fit, times: Lifetimes, over_weeks: float) -> Fit:
         doubts.append("all faults are of one unit: nothing can be said of how units differ")
     unended = sum(not math.isfinite(fault.end) for fault in log.faults)
     if unended:
-        doubts.append(f"{unended} faults have no end: repair times are of the others")
+        doubts.append(f"{counted(unended, 'fault')} without an end: repair times are of the others")
     if fit.simultaneous > 3 * fit.by_chance and fit.largest > 2:
         where = "" if log.domains else "; without racks or zones (domain) it does not say where"
         doubts.append(

@@ -19,7 +19,7 @@ from spare_planner.commands.cluster import (
 )
 from spare_planner.commands.progress import progress_bar
 from spare_planner.commands.shape import add_json
-from spare_planner.durations import item, spoken
+from spare_planner.durations import counted, item, spoken
 from spare_planner.errors import QuantityError
 from spare_planner.plots import check_picture, plot_recommendation
 from spare_planner.reasons import caveats, reasons
@@ -135,7 +135,7 @@ def _cluster(arguments: argparse.Namespace) -> Cluster:
 
 def _report(made: Recommendation) -> str:
     cluster, scenario, best = made.cluster, made.cluster.scenario, made.best
-    size = f"{scenario.groups:,} groups"
+    size = counted(scenario.groups, "group")
     if cluster.gpus_per_group is not None:
         size += f" of {cluster.gpus_per_group:,} GPUs, {cluster.gpus:,} in all"
     per_gpu = "" if cluster.gpus is None else f" (one GPU: {spoken(cluster.mtbf * cluster.gpus)})"

@@ -17,6 +17,7 @@ from spare_planner.commands.cluster import (
 )
 from spare_planner.commands.progress import progress_bar
 from spare_planner.commands.shape import add_json
+from spare_planner.durations import counted
 from spare_planner.errors import QuantityError
 from spare_planner.forecast import forecast
 from spare_planner.simulation import paper
@@ -191,8 +192,9 @@ def _report(summary: Summary, *, mtbf: float, semantics: str) -> str:
     name = experiment.strategy
     if name in {"spare", "replication"}:
         name += f", redundancy {experiment.redundancy}"
+    size = f"{counted(scenario.groups, 'group')}, {counted(scenario.steps, 'step')}"
     lines = [
-        f"{name}, {scenario.groups} groups, {scenario.steps} steps, a failure every {mtbf:,.0f} s",
+        f"{name}, {size}, a failure every {mtbf:,.0f} s",
         f"{semantics} restarts of {scenario.restart_seconds:,.0f} s, a checkpoint every"
         f" {scenario.checkpoint_every} steps"
         + (
@@ -201,7 +203,7 @@ def _report(summary: Summary, *, mtbf: float, semantics: str) -> str:
             else ""
         ),
         "",
-        f"{'':22} {'mean':>9}   95% of {len(summary.trials)} trials",
+        f"{'':22} {'mean':>9}   95% of {counted(len(summary.trials), 'trial')}",
     ]
     rows = [
         ("TTT / T0", "ttt_ratio", "9.3f", 1.0),

@@ -87,7 +87,8 @@ class Trial:
 
         This is the availability of the formulas.
         """
-        return self.availability - (self.checkpoint_seconds + self.rework_seconds) / self.seconds
+        lost = (self.checkpoint_seconds + self.rework_seconds) / self.seconds
+        return max(0.0, self.availability - lost)  # no less, whatever rounding does
 
 
 @dataclass(slots=True)
