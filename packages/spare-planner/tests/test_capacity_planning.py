@@ -1,8 +1,8 @@
 """The commands of docs/capacity-planning.md, which say what that page shows.
 
 The page's log is not part of the repository. Without it the commands run on a made-up one of the
-same format, for short; with it, named by GPU_FAULT_TRACE or in shared/data beside the checkout,
-they must print what the page prints, up to small differences between versions of numpy.
+same format, for short; with it, named by GPU_FAULT_TRACE, they must print what the page prints, up
+to small differences between versions of numpy.
 """
 
 import json
@@ -20,12 +20,7 @@ from spare_planner.cli import main
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "capacity-planning.md"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-PLACES = [
-    Path(os.environ.get("GPU_FAULT_TRACE", "none")),
-    ROOT / "shared/data/gpu_fault_trace.json",
-    ROOT.parent / "shared/data/gpu_fault_trace.json",
-]
-LOG = next((path for path in PLACES if path.is_file()), None)
+LOG = Path(os.environ["GPU_FAULT_TRACE"]) if "GPU_FAULT_TRACE" in os.environ else None
 
 if not PAGE.is_file():
     pytest.skip("the page is in the repository only", allow_module_level=True)
