@@ -145,6 +145,32 @@ def test_the_other_replicas_carry_it_through(
     assert problems_of(run, references(job), dead=once if planned else None) == []
 
 
+def test_positions_that_saw_different_things_do_the_same(
+    trainer: Trainer, references: References
+) -> None:
+    """One position's sums are complete, the other's are not, and neither commits alone.
+
+    FSDP1 has finished inside the replica before it reduces across, so the peer of a rank that dies
+    goes on with its own reductions for as long as its guard takes.
+    """
+    patterns = []
+    for number, at in enumerate((At.BEFORE_SYNC, At.DURING_SYNC, At.AFTER_SYNC)):
+        for position in (0, 1):
+            job = four_of_two(
+                number, Kill(step=1, replica=1, rank=position, at=at), sharding="fsdp1"
+            )
+            run = trainer.run(job, f"{at}-{position}")
+            assert problems_of(run, references(job)) == []
+            complete = {
+                rank % 2: line["complete"]
+                for rank, lines in run.events.items()
+                for line in lines
+                if line["event"] == "repair"
+            }
+            patterns.append((at, position, complete))
+    assert any(seen[1 - dead] and not seen[dead] for _, dead, seen in patterns), patterns
+
+
 @pytest.mark.parametrize("sharding", ["fsdp2", "fsdp1"])
 def test_in_bfloat16_with_recomputation_too(sharding: str, trainer: Trainer) -> None:
     lossy = next(one for one in half_the_replicas() if one.sharding == sharding)

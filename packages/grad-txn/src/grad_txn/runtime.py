@@ -81,7 +81,7 @@ class Runtime:
         if self.injector is not None:
             self.injector.reached(at, step, bucket, microbatch)
 
-    def repair(self, *, detect_seconds: float, computed: int) -> Decision:
+    def repair(self, *, detect_seconds: float, computed: int, complete: bool = False) -> Decision:
         """Repair the world, and put the plan into force by which the survivors go on.
 
         Collective over the survivors.
@@ -89,6 +89,7 @@ class Runtime:
         Args:
             detect_seconds: How long it took to agree that somebody is gone.
             computed: Microbatches of the step that this replica has finished.
+            complete: Whether this rank held complete sums; others may not have, for the log.
 
         Raises:
             ReplicaCondemnedError: this rank's own replica is lost; it must leave.
@@ -125,6 +126,7 @@ class Runtime:
             repair=repair.repair_seconds,
             record=repair.record_seconds,
             rounds=repair.rounds,
+            complete=complete,
         )
         line = failure_line(decision, epoch=repair.epoch, failed_ranks=repair.failed)
         self.log.write("failure", **line)

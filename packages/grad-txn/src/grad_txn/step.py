@@ -67,6 +67,7 @@ class Step:
         self._current: int | None = None
         self._losses: dict[int, Tensor] = {}
         self._recovery: _Recovery | None = None
+        self._complete = False  # whether this rank held complete sums when it last asked
         self._noticed = 0.0  # when this rank last had a reason to ask the others
 
     def __iter__(self) -> Iterator[int]:
@@ -251,6 +252,7 @@ class Step:
             self._noticed = time.perf_counter()
         if good:
             runtime.reached(At.BEFORE_COMMIT, self.number)
+        self._complete = good
         world.beat(f"step {self.number}, agreeing")
         agreement = world.agree(good)
         if not agreement.flag:
@@ -267,7 +269,9 @@ class Step:
     def _recover(self, detect_seconds: float) -> Sequence[int] | None:
         """Repair, decide, restore. Return this replica's part of the extended pass, if any."""
         runtime = self._runtime
-        decision = runtime.repair(detect_seconds=detect_seconds, computed=len(self._losses))
+        decision = runtime.repair(
+            detect_seconds=detect_seconds, computed=len(self._losses), complete=self._complete
+        )
         runtime.reached(At.DURING_RESTORE, self.number)
         self._recount(decision)
         extends = decision.restore is Restore.NON_BLOCKING
