@@ -121,3 +121,17 @@ def test_an_event_that_lacks_a_field_is_refused(tmp_path: Path) -> None:
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
     with pytest.raises(LogError, match="an event lacks 'seconds'"):
         read_history(tmp_path)
+
+
+def test_who_had_no_extra_work_does_not_hide_that_of_others(tmp_path: Path) -> None:
+    play_run(tmp_path, kills=[kill(2, 0)])
+    for rank in (2, 3):  # a patch that replica 1 alone has computed
+        log = tmp_path / "events" / f"{rank}.jsonl"
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        for line in lines:
+            if line["event"] == "extend":
+                line |= {"microbatches": 0, "seconds": 0.0}
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (recovery,) = read_history(tmp_path).recoveries
+    assert recovery.compute == pytest.approx(0.09)
+    assert recovery.compute_to_commit == pytest.approx(0.09)

@@ -102,7 +102,7 @@ class Recovery:
         record: To exchange the survivors' records.
         restore: To put the gradients back to their state before the reduction.
         rereduce: To reduce again what was restored or extended.
-        compute: Forward and backward of the extra microbatches.
+        compute: Forward and backward of the extra microbatches, over those who had any.
         to_commit: From the first SIGKILL to the next commit; None when its time is not known.
         compute_to_commit: The part of `to_commit` that extra microbatches took, those of further
             failures in the same step included.
@@ -342,14 +342,22 @@ def _recoveries(events: _Events, deaths: Mapping[int, Death]) -> list[Recovery]:
                 record=_typical(repairs, "record"),
                 restore=_typical(restores, "seconds"),
                 rereduce=_typical(restores, "rereduce") + _typical(extends, "rereduce"),
-                compute=_typical(extends, "seconds"),
+                compute=_typical(_working(extends), "seconds"),
                 to_commit=commit - killed if killed and commit else None,
                 compute_to_commit=sum(
-                    _typical(extends, "seconds") for extends in computed.values()
+                    _typical(_working(extends), "seconds") for extends in computed.values()
                 ),
             )
         )
     return recoveries
+
+
+def _working(extends: Iterable[Event]) -> list[Event]:
+    """Of those who went through an extended pass, those who had microbatches in it.
+
+    The others wait for them.
+    """
+    return [event for event in extends if event["microbatches"]]
 
 
 def _typical(events: Iterable[Event], name: str) -> float:
