@@ -84,7 +84,9 @@ def test_a_rank_dies_on_another_host(tmp_path: Path) -> None:
         from mpi4py import MPI
         from ulfm_core.testing import say
 
-        names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "ULFM_REPLICA")
+        names = (
+            "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "ULFM_REPLICA", "ULFM_HOST"
+        )
         say(host=os.uname().nodename, **{name: os.environ[name] for name in names})
         world = MPI.COMM_WORLD
         world.Set_errhandler(MPI.ERRORS_RETURN)
@@ -110,6 +112,7 @@ def test_a_rank_dies_on_another_host(tmp_path: Path) -> None:
         "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "10.77.0.3",
         "ULFM_REPLICA": "1",
+        "ULFM_HOST": "10.77.0.3",
     }
 
 

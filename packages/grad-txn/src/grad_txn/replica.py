@@ -103,4 +103,6 @@ def _tell(world: World, replica: Subgroup, text: str) -> str:
 def _address(world: World) -> str:
     """Where the other ranks of the replica reach this one."""
     local = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", world.initial_size))
-    return "127.0.0.1" if local == world.initial_size else socket.gethostname()
+    if local == world.initial_size:
+        return "127.0.0.1"
+    return os.environ.get("ULFM_HOST") or socket.gethostname()  # the latter without ulfmrun

@@ -73,6 +73,8 @@ def _set_environment() -> None:
         "MASTER_ADDR": hosts[replica * size] if hosts else "127.0.0.1",
         "MASTER_PORT": str(int(os.environ["ULFM_MASTER_PORT"]) + replica),
     }
+    if hosts:
+        os.environ["ULFM_HOST"] = hosts[rank]  # as the other ranks can name it
     if "ULFM_REPLICA_SIZE" in os.environ:
         os.environ |= {"ULFM_REPLICA": str(replica), "ULFM_POSITION": str(position)}
 
