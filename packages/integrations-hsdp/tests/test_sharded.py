@@ -206,6 +206,29 @@ def test_tied_frozen_and_unused_parameters(group: dist.ProcessGroup) -> None:
     torch.testing.assert_close(local_part(model.sometimes.weight.grad), plain.sometimes.weight.grad)
 
 
+def test_a_module_that_only_an_early_microbatch_uses_keeps_its_gradient(
+    group: dist.ProcessGroup,
+) -> None:
+    plain, model = same(3, Net)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    assert isinstance(model, Net)
+    assert isinstance(plain, Net)
+    fully_shard(model.sometimes, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    gradients = FSDP2Gradients(model, group=group, bucket_mb=SMALL)
+    gradients.zero()
+    for number, used in ((1, True), (2, False)):
+        gradients.begin_microbatch(last=number == 2, ready=lambda _: None)
+        model(inputs(number), used).backward()
+        gradients.end_microbatch()
+        plain(inputs(number), used).backward()
+    for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+        if ours.requires_grad:
+            assert ours.grad is not None
+            assert theirs.grad is not None
+            torch.testing.assert_close(local_part(ours.grad), theirs.grad, msg=name)
+
+
 def test_norm_and_loss_of_a_replica_of_one(wrap: Wrap) -> None:
     gradients = wrap(Plain())
     sums = [torch.full((2,), 3.0), torch.full((2,), 4.0)]

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from grad_txn.errors import UsageError
 from grad_txn.gradients import local_part
 
 __all__ = ["ShardedGradients"]
@@ -106,14 +107,25 @@ class ShardedGradients:
         self._tell(everything=False)
 
     def add(self, parameter: nn.Parameter) -> None:
-        """Move what is in a parameter's gradient to its bucket. Local."""
+        """Move what is in a parameter's gradient to its bucket. Local.
+
+        Raises:
+            UsageError: It is not this rank's shard.
+        """
         slot, grad = self._slots[parameter], parameter.grad
         assert grad is not None
+        shard = local_part(grad)
+        if shard.shape != slot.view.shape:
+            raise UsageError(
+                f"a gradient of shape {tuple(shard.shape)} was not reduced inside the replica to "
+                f"this rank's {tuple(slot.view.shape)}: FSDP1 needs every module it wraps to be "
+                "used in the last microbatch"
+            )
         if slot.fresh:
-            slot.view.copy_(local_part(grad))
+            slot.view.copy_(shard)
             slot.fresh = False
         else:
-            slot.view.add_(local_part(grad))
+            slot.view.add_(shard)
         parameter.grad = None
 
     def with_gradient(self) -> list[nn.Parameter]:
