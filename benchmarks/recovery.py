@@ -90,16 +90,22 @@ def _restart() -> dict[str, Any]:
                 process.terminate()  # ulfmrun ends its ranks
                 raise
             _finish(process, folder)
-        lines = [line for rank in range(RANKS) for line in _lines(folder, rank)]
-        steps = [line for line in lines if line["event"] == "step"]
+        logs = [_lines(folder, rank) for rank in range(RANKS)]
+        steps = [line for log in logs for line in log if line["event"] == "step"]
         usual = statistics.median(line["seconds"] for line in steps if line["step"] > 0)
-        first = min(line["time"] for line in steps if line["time"] > killed["time"])
-        resumed = max(line["first_step"] for line in lines if line["event"] == "start")
+        # Of the second start: the first may have committed a step while it was being killed.
+        begun = min(_starts(log)[1]["time"] for log in logs)
+        first = min(line["time"] for line in steps if line["time"] > begun)
+        resumed = max(_starts(log)[1]["first_step"] for log in logs)
         return {
             "seconds": first - killed["time"] - usual,
             "step_seconds": usual,
             "lost_steps": killed["step"] + 1 - resumed,
         }
+
+
+def _starts(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in log if line["event"] == "start"]
 
 
 def _kill_all(process: subprocess.Popen[bytes], folder: str) -> dict[str, Any]:
