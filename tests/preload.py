@@ -94,7 +94,14 @@ def selectable(connection: socket.socket) -> bool:
 
 
 class Preloaded:
-    """The fork server, for as long as the `with` block lasts."""
+    """The fork server, for as long as the `with` block lasts.
+
+    Args:
+        *more: Further modules to import.
+    """
+
+    def __init__(self, *more: str) -> None:
+        self._more = more
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="preload-")
@@ -106,7 +113,7 @@ class Preloaded:
         )
         python.chmod(0o755)
         self._server = subprocess.Popen(
-            [sys.executable, __file__, self._address, str(python)],
+            [sys.executable, __file__, self._address, str(python), *self._more],
             stdin=subprocess.PIPE,  # its end tells the server that we are gone
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -164,12 +171,12 @@ class Preloaded:
         return Launched(server, out)
 
 
-def serve(address: str, python: str) -> NoReturn:
+def serve(address: str, python: str, *more: str) -> NoReturn:
     """Fork a process for everyone who connects, until standard input ends."""
     import torch
 
     torch.set_num_threads(1)
-    for name in PRELOADED:
+    for name in (*PRELOADED, *more):
         importlib.import_module(name)
     assert "mpi4py.MPI" not in sys.modules
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -44,7 +45,7 @@ def provide_modules() -> None:
     if importlib.util.find_spec("nanotron") is None:
         raise NanotronMissingError("it is not installed", name="nanotron")
     importlib.import_module("torch._dynamo")  # which looks at torch.cuda: before that is changed
-    if importlib.util.find_spec("flash_attn") is None:
+    if "flash_attn" not in sys.modules and importlib.util.find_spec("flash_attn") is None:
         _put("flash_attn")
         _put("flash_attn.bert_padding")
         _put(
@@ -249,6 +250,8 @@ def enable() -> None:
     if _entered:
         return
     provide_modules()
+    for told in (".*all_reduce_coalesced.* will be deprecated", ".*an autograd kernel was not"):
+        warnings.filterwarnings("ignore", message=told)  # of Nanotron's use of torch
     # Asked for by Nanotron's asynchronous tensor parallelism, and of no meaning here.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     cuda: Any = torch.cuda
@@ -261,6 +264,9 @@ def enable() -> None:
 
     # No function mode is in force inside backward(), where the pipeline makes its buffers.
     _replace(P2P, "__init__", _with_device_on_cpu)
+    # NCCL's sends return at once, and stages do send to each other at the same time.
+    _replace(distributed, "send", lambda _: _send_and_go_on)
+    _replace(P2P, "isend_tensors", _without_waiting)
     # It asserts that its table is on a GPU. Training uses flash attention's, see Rotary.
     _replace(llama.RotaryEmbedding, "init_rotary_embeddings", lambda _: _do_nothing)
     # gloo averages in place, which autograd refuses for parameters.
@@ -272,6 +278,34 @@ def enable() -> None:
 
 def _replace(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
     setattr(owner, name, change(getattr(owner, name)))
+
+
+_on_their_way: deque[tuple[Any, Tensor]] = deque()
+_AT_MOST = 512
+
+
+def _send_and_go_on(tensor: Tensor, **where: Any) -> None:
+    """Send a copy of a tensor, without waiting for the other side to receive it."""
+    copy = tensor.clone()
+    _let_go(torch.distributed.isend(copy, **where), copy)
+
+
+def _without_waiting(isend: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def sent(self: object, tensors: Sequence[Tensor], to_rank: int, tag: int = 0) -> list[Any]:
+        for tensor in tensors:
+            # What is received is told whether it wants a gradient.
+            copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            for work in isend(self, [copy], to_rank, tag):
+                _let_go(work, copy)
+        return []
+
+    return sent
+
+
+def _let_go(work: Any, tensor: Tensor) -> None:
+    _on_their_way.append((work, tensor))
+    if len(_on_their_way) > _AT_MOST:  # gloo does not tell of a send's end, but to who waits for it
+        _on_their_way.popleft()[0].wait()
 
 
 def _do_nothing(*_: object, **__: object) -> None:

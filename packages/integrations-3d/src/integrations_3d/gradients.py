@@ -86,8 +86,6 @@ class NanotronGradients:
         self._ready: Callable[[int], None] | None = None
         self._fresh = True
         self._earlier: list[Tensor] = []
-        self.divided_by = 1
-        """What the pipeline has divided the losses of the pass by."""
         self._buckets: list[Tensor] = []
         self._slots: list[_Slot] = []
         parameters = {name: p for name, p in self._named_parameters() if p.requires_grad}
@@ -207,11 +205,8 @@ class NanotronGradients:
         """Complete the buckets inside the replica, and tell of them. Collective over it."""
         self._collect()
         self._sync_inside()
-        for index, bucket in enumerate(self._buckets):
-            if self.divided_by != 1:
-                bucket.mul_(self.divided_by)
-            if self._earlier:
-                bucket.add_(self._earlier[index])
+        for bucket, earlier in zip(self._buckets, self._earlier, strict=False):
+            bucket.add_(earlier)
         self._earlier = []
         assert self._ready is not None
         for index in range(len(self._buckets)):

@@ -134,6 +134,10 @@ class Resilient:
             output_stage=self.unwrapped_model.output_pp_rank,
             bucket_mb=settings.bucket_mb,
         )
+        # The pipeline divides a loss by the number of microbatches of its pass. In 16-bit floats
+        # their gradients would be rounded otherwise in a longer pass: one that makes up for a loss.
+        self._undivide = _Times()
+        self.model.register_forward_hook(self._undivide)
         started = int(os.environ.get("ULFM_INITIAL_WORLD_SIZE", world.initial_size))
         samples = tokens.micro_batch_size * self.parallel_context.dp_pg.size()
         log = EventLog(settings.out, world.rank)
@@ -170,6 +174,11 @@ class Resilient:
                     f"{self._resumed_from} cannot be resumed from ({error}); go on under the "
                     "policy it was written with"
                 ) from error
+            # Nanotron makes its schedule after it has loaded the optimizer, which leaves that with
+            # the learning rate of the very first step.
+            groups = self.optimizer.get_base_optimizer().param_groups
+            for group, rate in zip(groups, self.lr_scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate
         self.job.share(self._all_parameters())
         # Nanotron's counts of samples rest on it: what all replicas together commit in a step.
         self._samples_per_microbatch = samples
@@ -256,6 +265,7 @@ class Resilient:
     def _compute(self, work: Pass, dataloader: Iterator[Microbatch]) -> Sequence[Mapping[str, Any]]:
         """Run the pipeline over the microbatches of a pass. Collective over the replica."""
         engine, count = self.pipeline_engine, len(work)
+        self._undivide.by = count
         if count < self.parallel_context.pp_pg.size() - 1:
             # One-forward-one-backward is not defined for so few.
             engine = AllForwardAllBackwardPipelineEngine()
@@ -268,8 +278,7 @@ class Resilient:
                 grad_accumulator=self.grad_accumulator,
             )
         )
-        self._gradients.divided_by = count
-        work.finish([_loss_of(output, count) for output in outputs])
+        work.finish([_loss_of(output) for output in outputs])
         return outputs
 
     def _all_parameters(self) -> list[Tensor]:
@@ -309,6 +318,18 @@ class _Stream:
             yield next(dataloader)
 
 
+class _Times:
+    """A forward hook that multiplies the model's loss."""
+
+    def __init__(self) -> None:
+        self.by = 1
+
+    def __call__(self, _model: object, _arguments: object, output: Any) -> Any:
+        if isinstance(output, Mapping):
+            return {**output, "loss": self(_model, _arguments, output["loss"])}
+        return output * self.by if isinstance(output, Tensor) else output
+
+
 class _Optimizer:
     """What a job needs of an optimizer, of one of Nanotron's."""
 
@@ -324,7 +345,7 @@ class _Optimizer:
         self._optimizer.step()
 
 
-def _loss_of(output: Mapping[str, Any], count: int) -> Tensor:
-    """The loss that the pipeline has divided by `count`; zero where another stage computes it."""
+def _loss_of(output: Mapping[str, Any]) -> Tensor:
+    """The loss of a microbatch; zero where another stage computes it."""
     loss = output["loss"]
-    return loss.detach() * count if isinstance(loss, Tensor) else torch.zeros(())
+    return loss.detach() if isinstance(loss, Tensor) else torch.zeros(())
