@@ -48,7 +48,6 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
         )
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    os.environ.setdefault("TQDM_DISABLE", "1")  # Nanotron shows how it reads and writes weights
     if not torch.cuda.is_available():
         from integrations_3d import cpu
 
