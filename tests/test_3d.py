@@ -227,6 +227,25 @@ def test_more_stages_than_extra_microbatches(nanotron: NanotronTrainer, whole: R
     assert {line["microbatches"] for line in run.of("extend")} == {1}
 
 
+def test_a_spare_runs_the_schedule_and_takes_the_place_of_the_dead(
+    nanotron: NanotronTrainer, whole: References
+) -> None:
+    # Three replicas for four microbatches: two of two, and a spare.
+    kills = (
+        Kill(step=1, replica=0, rank=1, at=At.BEFORE_SYNC),
+        Kill(step=3, replica=1, rank=0, at=At.DURING_SYNC),
+    )
+    job = shaped(4, pp=2, grad_accum=1, steps=5, kills=kills, policy="static")
+    run = nanotron.run(job, timeout=50)
+    assert problems_of(run, whole(job)) == []
+    assert run.steps()[2]["contributions"] == {"1": 2, "2": 2, "3": 0}
+    assert run.steps()[3]["contributions"] == {"2": 2, "3": 2}
+    assert {str(line["promoted"]) for line in run.of("failure") if line["step"] == 3} == {
+        "{'1': 3}"
+    }
+    assert not any(line["step"] == 3 for line in run.of("extend"))
+
+
 # ----------------------------------------------------------------------------------- checkpoints
 
 

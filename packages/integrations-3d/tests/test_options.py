@@ -29,6 +29,7 @@ def test_the_same_flags_as_the_other_reference_program() -> None:
         (["--pp", "3"], "--layers 2 --pp 3"),
         (["--dp-inner", "3"], "--batch 4 --dp-inner 3"),
         (["--tp", "2", "--tp-mode", "reduce_scatter", "--sequence", "33"], "--sequence 33"),
+        (["--policy", "stacked"], "--policy stacked"),
         (["--failures", "a", "--random-failures", "1"], "exclude each other"),
     ],
 )

@@ -83,6 +83,8 @@ class NanotronGradients:
         self._inside: Any = model.module if isinstance(model, DistributedDataParallel) else model
         self._accumulator = accumulator
         self._context = context
+        # Newer versions split sequences, too: those ranks hold the same parameters as well.
+        self._alike: dist.ProcessGroup = getattr(context, "dp_cp_pg", context.dp_pg)
         self._ready: Callable[[int], None] | None = None
         self._fresh = True
         self._earlier: list[Tensor] = []
@@ -160,7 +162,7 @@ class NanotronGradients:
 
     def _counts(self, slot: _Slot) -> bool:
         """Whether the gradient counts in the norm here, and not at another rank that has it too."""
-        if dist.get_rank(self._context.dp_pg) != 0:
+        if dist.get_rank(self._alike) != 0:
             return False
         tied = slot.parameter.is_tied
         return not tied or dist.get_rank() == slot.parameter.get_tied_info().global_ranks[0]
@@ -281,10 +283,10 @@ class NanotronGradients:
                 handles = self._accumulator.fp32_grads_allreduce_handle
                 for handle in handles if isinstance(handles, list) else [handles]:
                     handle.wait()
-        elif dist.get_world_size(self._context.dp_pg) > 1:
+        elif dist.get_world_size(self._alike) > 1:
             sync_gradients_across_dp(
                 module=self._model,
-                dp_pg=self._context.dp_pg,
+                dp_pg=self._alike,
                 reduce_op=dist.ReduceOp.AVG,
                 grad_accumulator=self._accumulator,
                 reduce_scatter=False,

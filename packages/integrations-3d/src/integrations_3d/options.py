@@ -103,6 +103,8 @@ def schedule_of(options: argparse.Namespace, *, replicas: int) -> Schedule:
 
 
 def _check(options: argparse.Namespace) -> None:
+    if options.policy == "stacked":
+        raise OptionError("--policy stacked: not with pipelines; use static, exact or adaptive")
     tp, heads = options.tp, options.heads
     if options.width % heads or options.width // heads % 2:
         raise OptionError(

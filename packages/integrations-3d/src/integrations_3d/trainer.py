@@ -174,11 +174,7 @@ class Resilient:
                     f"{self._resumed_from} cannot be resumed from ({error}); go on under the "
                     "policy it was written with"
                 ) from error
-            # Nanotron makes its schedule after it has loaded the optimizer, which leaves that with
-            # the learning rate of the very first step.
-            groups = self.optimizer.get_base_optimizer().param_groups
-            for group, rate in zip(groups, self.lr_scheduler.get_last_lr(), strict=True):
-                group["lr"] = rate
+            self._complete_optimizer()
         self.job.share(self._all_parameters())
         # Nanotron's counts of samples rest on it: what all replicas together commit in a step.
         self._samples_per_microbatch = samples
@@ -196,7 +192,10 @@ class Resilient:
         """
         self._stream = _Stream(microbatch)
         self._steps = self.job.steps(self.config.tokens.train_steps)
-        super().train(self._stream, **arguments)  # type: ignore[misc]
+        # Newer versions know stages of training, each with data of its own.
+        stages = getattr(self.config, "data_stages", None)
+        loader = self._stream if stages is None else {one.name: self._stream for one in stages}
+        super().train(loader, **arguments)  # type: ignore[misc]
         self.job.finish(list(self.model.parameters()))
 
     def training_step(self, dataloader: Iterator[Microbatch]) -> tuple[Any, ...]:
@@ -281,6 +280,20 @@ class Resilient:
         work.finish([_loss_of(output) for output in outputs])
         return outputs
 
+    def _complete_optimizer(self) -> None:
+        """Do to a loaded optimizer what Nanotron leaves undone."""
+        optimizer = self.optimizer.get_base_optimizer()
+        # The learning-rate schedule is made after the optimizer is loaded, which leaves that with
+        # the rate of the very first step.
+        rates = self.lr_scheduler.get_last_lr()
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        # Newer versions load to the CPU, and move what they have loaded in their training step.
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim() > 0:
+                    state[key] = value.to(parameter.device)
+
     def _all_parameters(self) -> list[Tensor]:
         parameters: list[Tensor] = list(self.model.parameters())
         if self.grad_accumulator is not None:
@@ -302,6 +315,7 @@ class _Stream:
     """The microbatches that are due, as the iterator that Nanotron takes for a data loader."""
 
     def __init__(self, microbatch: Callable[[int], Microbatch]) -> None:
+        self.dataset = _Uncounted()
         self._microbatch = microbatch
         self._due: deque[int] = deque()
 
@@ -316,6 +330,16 @@ class _Stream:
         for number in work:
             self._due.append(number)
             yield next(dataloader)
+
+
+class _Uncounted:
+    """A data set of which newer versions of Nanotron ask how much was read. The log has it."""
+
+    def update_consumption_metrics(self, **_what: int) -> None:
+        """Count nothing."""
+
+    def get_consumption_stats(self) -> dict[str, Any]:
+        return {}
 
 
 class _Times:

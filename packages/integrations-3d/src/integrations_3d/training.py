@@ -19,7 +19,7 @@ from grad_txn.options import OptionError, policy_of
 from grad_txn.schedule import Schedule
 from grad_txn.text import ByteText, read_text
 from integrations_3d.options import replica_size_of
-from integrations_3d.resumption import newest
+from integrations_3d.resumption import newest, read_state
 from integrations_3d.settings import Resilience
 
 if TYPE_CHECKING:
@@ -39,13 +39,15 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
         read_text(options.text), batch=options.batch, sequence=options.sequence, seed=options.seed
     )
     source = _source(options)
-    if source is not None and int(source.name) >= options.steps:
-        if _restarted():
-            return  # all was done when the job was lost
-        raise OptionError(
-            f"--steps {options.steps}: {source} is the state before step {source.name}, so nothing "
-            "is left to do; give more steps"
-        )
+    if source is not None:
+        step = read_state(source)["plan"]["step"]
+        if step >= options.steps:
+            if _restarted():
+                return  # all was done when the job was lost
+            raise OptionError(
+                f"--steps {options.steps}: {source} is the state before step {step}, so nothing is "
+                "left to do; give more steps"
+            )
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if not torch.cuda.is_available():
