@@ -145,30 +145,50 @@ def test_the_other_replicas_carry_it_through(
     assert problems_of(run, references(job), dead=once if planned else None) == []
 
 
-def test_positions_that_saw_different_things_do_the_same(
-    trainer: Trainer, references: References
-) -> None:
-    """One position's sums are complete, the other's are not, and neither commits alone.
+DISAGREEING = """
+import os, signal, sys, time
+from pathlib import Path
+from grad_txn.runtime import Runtime
+from grad_txn.schedule import At
+from integrations_hsdp.pretrain import main
 
-    FSDP1 has finished inside the replica before it reduces across, so the peer of a rank that dies
-    goes on with its own reductions for as long as its guard takes.
+reached = Runtime.reached
+def watched(runtime, at, step, **more):
+    world = runtime.world
+    if step == 1 and at is At.BEFORE_COMMIT and world.position == 0:
+        Path(f"complete-{{world.replica}}").touch()
+    if step == 1 and at is At.{place} and world.rank == 3:
+        until = time.monotonic() + 30
+        while len(list(Path().glob("complete-*"))) < 4 and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    reached(runtime, at, step, **more)
+Runtime.reached = watched
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("place", ["BEFORE_SYNC", "AFTER_SYNC"])
+def test_positions_that_saw_different_things_do_the_same(
+    place: str, trainer: Trainer, references: References
+) -> None:
+    """Position 0 has complete sums on all replicas when a rank at position 1 dies.
+
+    FSDP1 has finished inside the replica before it reduces across, so the dying rank's peer goes on
+    with its own reductions, up to the agreement.
     """
-    patterns = []
-    for number, at in enumerate((At.BEFORE_SYNC, At.DURING_SYNC, At.AFTER_SYNC)):
-        for position in (0, 1):
-            job = four_of_two(
-                number, Kill(step=1, replica=1, rank=position, at=at), sharding="fsdp1"
-            )
-            run = trainer.run(job, f"{at}-{position}")
-            assert problems_of(run, references(job)) == []
-            complete = {
-                rank % 2: line["complete"]
-                for rank, lines in run.events.items()
-                for line in lines
-                if line["event"] == "repair"
-            }
-            patterns.append((at, position, complete))
-    assert any(seen[1 - dead] and not seen[dead] for _, dead, seen in patterns), patterns
+    program = trainer.folder / "disagreeing.py"
+    program.write_text(DISAGREEING.format(place=place))
+    job = four_of_two(2, sharding="fsdp1", policy="exact")
+    run = trainer.run(job, program=[str(program)])
+    assert problems_of(run, references(job), dead={1}) == []
+    complete = {
+        rank: line["complete"]
+        for rank, lines in run.events.items()
+        for line in lines
+        if line["event"] == "repair"
+    }
+    assert complete == {0: True, 4: True, 6: True, 1: False, 5: False, 7: False}
 
 
 @pytest.mark.parametrize("sharding", ["fsdp2", "fsdp1"])
