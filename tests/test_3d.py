@@ -20,6 +20,7 @@ from grad_txn.schedule import At, Kill
 from grad_txn.verify import verify
 
 pytestmark = [
+    pytest.mark.timeout(300),  # the first one waits for all of torch to be read from a cold disk
     pytest.mark.mpi,
     pytest.mark.torch,
     pytest.mark.skipif(
