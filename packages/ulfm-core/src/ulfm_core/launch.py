@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import random
 import re
 import shlex
 import shutil
@@ -30,6 +31,7 @@ from ulfm_core.supervise import Outcome, Patience, supervise
 
 __all__ = ["Host", "Job", "main"]
 
+_FIRST_PORT, _LAST_PORT = 15_000, 32_768  # from the latter on Linux gives ports away by itself
 # Passed on to other hosts where they are set: what finds Python's modules and libraries.
 _PATHS = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
 
@@ -393,14 +395,17 @@ def _is_here(host: str) -> bool:
 
 
 def _free_ports(count: int) -> int:
-    """Return the first of `count` ports in a row that are free on this host right now."""
-    for _ in range(100):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
-            first = 0
+    """Return the first of `count` ports in a row that are free on this host right now.
+
+    From below those that the system gives away by itself: until torch listens there, the job's own
+    connections might have taken one of these.
+    """
+    room = _LAST_PORT - _FIRST_PORT - count
+    for _ in range(100 if room > 0 else 0):
+        first = _FIRST_PORT + random.randrange(room)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for offset in range(count):
-                probe = stack.enter_context(socket.socket())
-                probe.bind(("", first + offset if first else 0))
-                first = first or probe.getsockname()[1]
+                stack.enter_context(socket.socket()).bind(("", first + offset))
             return first
     raise UsageError(f"found no {count} free ports in a row for torch's stores")
 
