@@ -7,7 +7,6 @@ step of each in turn; see `step.py`, which does the same for replicas of one ran
 parameters once a step and reduce inside the replica once a step, in its last microbatch.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -15,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jobs import RANKS, hand_back, run_job, take_turns, written
-from step import SIZES, STAGINGS, Size
+from jobs import RANKS, arguments_of, hand_back, run_job, take_turns, written
+from step import SIZES, STAGINGS, Size, decoder_of
 
 SHARDS = 2
 BASELINE = "torch HSDP on gloo"
@@ -24,13 +23,7 @@ BASELINE = "torch HSDP on gloo"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the jobs and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=Path("bench-output"))
-    parser.add_argument("--rounds", type=int, default=40, help="counted steps of each variant")
-    parser.add_argument("--transport", default="tcp", choices=["tcp", "sm"], help="of ulfmrun")
-    parser.add_argument("--smoke", action="store_true", help="a few steps, to see that it runs")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = arguments_of(__doc__, arguments)
     if options.job:
         _job(json.loads(options.job))
         return 0
@@ -85,18 +78,6 @@ def _mine(size: Size, position: int) -> Callable[[Any, int], Any]:
     return lambda text, number: (part[rows] for part in text.microbatch(number))
 
 
-def _decoder(size: Size) -> tuple[Any, Any]:
-    import torch
-
-    from integrations_hsdp.data import ByteText, read_text
-    from integrations_hsdp.model import Decoder, ModelShape
-
-    torch.manual_seed(0)
-    shape = ModelShape(layers=size.layers, width=size.width, sequence=size.sequence)
-    text = ByteText(read_text(None), batch=SHARDS * size.batch, sequence=size.sequence, seed=0)
-    return Decoder(shape), text
-
-
 def _plain(size: Size, sharding: str) -> Callable[[], None]:
     """What a user would write: no synchronization in all microbatches but the last; clip, step."""
     import contextlib
@@ -110,7 +91,7 @@ def _plain(size: Size, sharding: str) -> Callable[[], None]:
     from integrations_hsdp.model import Block
 
     mesh = init_device_mesh("cpu", (RANKS // SHARDS, SHARDS), mesh_dim_names=("replica", "shard"))
-    decoder, text = _decoder(size)
+    decoder, text = decoder_of(size, ranks=SHARDS)
     replica, position = divmod(dist.get_rank(), SHARDS)
     mine = _mine(size, position)
     model: Any = decoder
@@ -174,7 +155,7 @@ def _ours(
     from integrations_hsdp.wrapping import wrap
     from workload_policy import StaticWorld
 
-    decoder, text = _decoder(size)
+    decoder, text = decoder_of(size, ranks=SHARDS)
     gradients = wrap(decoder, group=replica, sharding=sharding, bucket_mb=size.bucket_mb)
     optimizer = torch.optim.AdamW(gradients.model.parameters(), lr=1e-3)
     job = Job(

@@ -4,6 +4,7 @@ A figure of a busy machine means little alone. So one job holds all variants of 
 they take turns, and what is told is the ratio of neighbours in time.
 """
 
+import argparse
 import json
 import os
 import signal
@@ -16,10 +17,36 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["hand_back", "markdown", "quartiles", "run_job", "take_turns", "written"]
+__all__ = [
+    "arguments_of",
+    "hand_back",
+    "markdown",
+    "quartiles",
+    "run_job",
+    "take_turns",
+    "written",
+]
 
 RANKS = 4
 _RESULT = "result.json"
+
+
+def arguments_of(
+    document: str | None, arguments: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Return the flags of a benchmark of steps.
+
+    Args:
+        document: The script's docstring.
+        arguments: Its command line.
+    """
+    parser = argparse.ArgumentParser(description=(document or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("bench-output"))
+    parser.add_argument("--rounds", type=int, default=40, help="counted steps of each variant")
+    parser.add_argument("--transport", default="tcp", choices=["tcp", "sm"], help="of ulfmrun")
+    parser.add_argument("--smoke", action="store_true", help="a few steps, to see that it runs")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
 
 
 def run_job(

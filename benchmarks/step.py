@@ -8,7 +8,6 @@ to plain DDP in the same round: these machines are noisy, and noise hits neighbo
 processor time is that of all ranks together; where ranks outnumber cores, it is what a step costs.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs import RANKS, hand_back, run_job, take_turns, written
+from jobs import RANKS, arguments_of, hand_back, run_job, take_turns, written
 
 BASELINE = "DDP on gloo"
 DEFAULT_DDP = "DDP on gloo, with its own bucket copies"  # gradient_as_bucket_view=False
@@ -46,13 +45,7 @@ SIZES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the jobs and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--out", type=Path, default=Path("bench-output"))
-    parser.add_argument("--rounds", type=int, default=40, help="counted steps of each variant")
-    parser.add_argument("--transport", default="tcp", choices=["tcp", "sm"], help="of ulfmrun")
-    parser.add_argument("--smoke", action="store_true", help="a few steps, to see that it runs")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    options = arguments_of(__doc__, arguments)
     if options.job:
         _job(json.loads(options.job))
         return 0
@@ -104,8 +97,8 @@ def _job(settings: dict[str, Any]) -> None:
     world.barrier().wait()
 
 
-def model_of(size: Size) -> tuple[Any, Any, Any]:
-    """Return the reference program's model, an optimizer for it as it is, and the text."""
+def decoder_of(size: Size, *, ranks: int = 1) -> tuple[Any, Any]:
+    """Return the reference program's model, and the text for replicas of this many ranks."""
     import torch
 
     from integrations_hsdp.data import ByteText, read_text
@@ -113,8 +106,14 @@ def model_of(size: Size) -> tuple[Any, Any, Any]:
 
     torch.manual_seed(0)
     shape = ModelShape(layers=size.layers, width=size.width, sequence=size.sequence)
-    model = Decoder(shape)
-    text = ByteText(read_text(None), batch=size.batch, sequence=size.sequence, seed=0)
+    text = ByteText(read_text(None), batch=ranks * size.batch, sequence=size.sequence, seed=0)
+    return Decoder(shape), text
+
+
+def _model_of(size: Size) -> tuple[Any, Any, Any]:
+    import torch
+
+    model, text = decoder_of(size)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), text
 
 
@@ -126,7 +125,7 @@ def _plain(size: Size, *, bucket_view: bool) -> Callable[[], None]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    model, optimizer, text = model_of(size)
+    model, optimizer, text = _model_of(size)
     wrapped = DistributedDataParallel(
         model, bucket_cap_mb=size.bucket_mb, gradient_as_bucket_view=bucket_view
     )
@@ -160,7 +159,7 @@ def _ours(
     from integrations_hsdp.ddp import DDPGradients
     from workload_policy import StaticWorld
 
-    model, optimizer, text = model_of(size)
+    model, optimizer, text = _model_of(size)
     gradients = DDPGradients(model, group=alone, bucket_mb=size.bucket_mb)
     job = Job(
         world,

@@ -191,6 +191,37 @@ def test_positions_that_saw_different_things_do_the_same(
     assert complete == {0: True, 4: True, 6: True, 1: False, 5: False, 7: False}
 
 
+BEHIND_THE_AGREEMENT = """
+import os, signal, sys
+from integrations_hsdp.pretrain import main
+from integrations_hsdp.sharded import ShardedGradients
+
+call = ShardedGradients.{call}
+calls = []
+def until_killed(gradients, value):
+    calls.append(value)
+    if len(calls) == 2 and os.environ["OMPI_COMM_WORLD_RANK"] == "{rank}":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return call(gradients, value)
+ShardedGradients.{call} = until_killed
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("call", ["mean_loss", "norm"])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_death_while_the_replica_sums_what_was_agreed_on(
+    rank: int, call: str, trainer: Trainer, references: References
+) -> None:
+    """The step is committed, and the dying rank's peer waits for it inside the replica."""
+    program = trainer.folder / "behind.py"
+    program.write_text(BEHIND_THE_AGREEMENT.format(rank=rank, call=call))
+    job = four_of_two(0, policy="exact", sharding="fsdp2")
+    run = trainer.run(job, program=[str(program)])
+    assert problems_of(run, references(job), dead={1}) == []
+    assert {line["step"] for line in run.of("failure")} == {2}
+
+
 @pytest.mark.parametrize("sharding", ["fsdp2", "fsdp1"])
 def test_in_bfloat16_with_recomputation_too(sharding: str, trainer: Trainer) -> None:
     lossy = next(one for one in half_the_replicas() if one.sharding == sharding)

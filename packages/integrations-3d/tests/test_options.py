@@ -1,11 +1,12 @@
+import argparse
 from pathlib import Path
 
 import pytest
 
 from grad_txn.errors import ScheduleError
-from grad_txn.options import OptionError
+from grad_txn.options import OptionError, schedule_of
 from grad_txn.schedule import At
-from integrations_3d.options import parse, replica_size_of, schedule_of
+from integrations_3d.options import parse, replica_size_of
 from integrations_3d.pretrain import main
 
 NEEDED = ["--steps", "4", "--grad-accum", "2", "--out", "run"]
@@ -39,14 +40,18 @@ def test_flags_that_do_not_fit_are_refused(flags: list[str], message: str) -> No
     assert "\n" not in str(told.value)
 
 
+def schedule_for(options: argparse.Namespace) -> Schedule:
+    return schedule_of(options, replicas=2, replica_size=replica_size_of(options))
+
+
 def test_a_schedule_names_ranks_of_a_replica(tmp_path: Path) -> None:
     file = tmp_path / "failures.yaml"
     file.write_text("- {step: 1, replica: 1, rank: 3, at: forward}\n")
     flags = [*NEEDED, "--failures", str(file), "--tp", "2"]
-    [kill] = schedule_of(parse([*flags, "--pp", "2"]), replicas=2)
+    [kill] = schedule_for(parse([*flags, "--pp", "2"]))
     assert (kill.replica, kill.rank, kill.at) == (1, 3, At.FORWARD)
     with pytest.raises(ScheduleError, match="rank 3"):
-        schedule_of(parse(flags), replicas=2)
+        schedule_for(parse(flags))
 
 
 def test_bad_input_ends_with_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:

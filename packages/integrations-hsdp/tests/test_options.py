@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from grad_txn.errors import ScheduleError
+from grad_txn.options import schedule_of
 from grad_txn.schedule import At, Kill
-from integrations_hsdp.options import OptionError, parse, schedule_of
+from integrations_hsdp.options import OptionError, parse
 from integrations_hsdp.pretrain import main
 
 pytestmark = pytest.mark.torch
@@ -24,7 +25,7 @@ def test_defaults(tmp_path: Path) -> None:
     options = parse(arguments(tmp_path))
     assert (options.policy, options.detection, options.staging) == ("static", "deferred", "no-copy")
     assert options.resume is None
-    assert schedule_of(options, replicas=4) == ()
+    assert schedule_of(options, replicas=4, replica_size=1) == ()
 
 
 @pytest.mark.parametrize(
@@ -79,15 +80,18 @@ def test_a_written_schedule(tmp_path: Path) -> None:
     path.write_text("- {step: 3, replica: 0, at: during_sync, bucket: 1}\n")
     options = parse(arguments(tmp_path, "--failures", str(path)))
     kill = Kill(step=3, replica=0, at=At.DURING_SYNC, bucket=1)
-    assert schedule_of(options, replicas=4) == (kill,)
+    assert schedule_of(options, replicas=4, replica_size=1) == (kill,)
     path.write_text("- {step: 3, replica: 9, at: forward}\n")
     with pytest.raises(ScheduleError, match="9"):
-        schedule_of(options, replicas=4)
+        schedule_of(options, replicas=4, replica_size=1)
 
 
 def test_a_drawn_schedule_is_the_same_everywhere(tmp_path: Path) -> None:
     flags = ["--random-failures", "2", "--failure-seed", "7", "--failure-at", "forward"]
-    one, other = (schedule_of(parse(arguments(tmp_path, *flags)), replicas=4) for _ in range(2))
+    one, other = (
+        schedule_of(parse(arguments(tmp_path, *flags)), replicas=4, replica_size=1)
+        for _ in range(2)
+    )
     assert one == other
     assert [kill.at for kill in one] == [At.FORWARD] * 2
 
@@ -95,7 +99,7 @@ def test_a_drawn_schedule_is_the_same_everywhere(tmp_path: Path) -> None:
 def test_more_deaths_than_replicas_are_refused(tmp_path: Path) -> None:
     options = parse(arguments(tmp_path, "--random-failures", "4"))
     with pytest.raises(OptionError, match="--random-failures 4"):
-        schedule_of(options, replicas=4)
+        schedule_of(options, replicas=4, replica_size=1)
 
 
 def test_outside_ulfmrun_there_is_one_line(

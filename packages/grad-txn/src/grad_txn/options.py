@@ -6,12 +6,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from grad_txn.errors import ScheduleError
+import ulfm_core
+from grad_txn.console import Console
+from grad_txn.errors import (
+    CheckpointError,
+    ExtraMissingError,
+    LogError,
+    ScheduleError,
+    UsageError,
+)
+from grad_txn.metrics import MetricsSink
+from grad_txn.runtime import Observer
 from grad_txn.schedule import At, Schedule, Shape, generate, load_schedule
 from grad_txn.transaction import STAGINGS
-from workload_policy import POLICY_NAMES, Policy, policy_named
+from workload_policy import (
+    POLICY_NAMES,
+    LayoutError,
+    PlanError,
+    Policy,
+    PolicyNameError,
+    policy_named,
+)
 
 __all__ = [
+    "BAD_INPUT",
+    "MISTAKES",
     "Group",
     "OptionError",
     "Parser",
@@ -21,9 +40,12 @@ __all__ = [
     "add_running",
     "at_least",
     "check",
+    "observers_of",
     "policy_of",
     "positive",
+    "restarted",
     "schedule_of",
+    "started",
 ]
 
 Group = argparse._ArgumentGroup  # noqa: SLF001 - argparse gives its type no other name
@@ -31,6 +53,24 @@ Group = argparse._ArgumentGroup  # noqa: SLF001 - argparse gives its type no oth
 
 class OptionError(ValueError):
     """A flag, or a combination of them, that cannot work."""
+
+
+BAD_INPUT = 2
+"""The exit code of a program whose input is wrong."""
+
+MISTAKES = (
+    OptionError,
+    ulfm_core.UsageError,
+    CheckpointError,
+    ExtraMissingError,
+    LogError,
+    ScheduleError,
+    UsageError,
+    LayoutError,
+    PlanError,
+    PolicyNameError,
+)
+"""What a user can get wrong. Anything else is a bug and deserves its traceback."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -214,8 +254,7 @@ def check(options: argparse.Namespace) -> None:
     if options.failures is not None and options.random_failures is not None:
         message = "--failures and --random-failures exclude each other: choose one"
         raise OptionError(message)
-    restarted = int(os.environ.get("ULFM_RESTART", "0")) > 0
-    if options.resume is None and not restarted and (options.out / "events").exists():
+    if options.resume is None and not restarted() and (options.out / "events").exists():
         message = (
             f"--out {options.out} holds the log of an earlier run: choose another directory, "
             "or --resume"
@@ -251,6 +290,65 @@ def schedule_of(options: argparse.Namespace, *, replicas: int, replica_size: int
         except ScheduleError as error:
             raise OptionError(f"--random-failures {count}: {error}") from error
     return ()
+
+
+def restarted() -> bool:
+    """Whether `ulfmrun` has started the job again."""
+    return int(os.environ.get("ULFM_RESTART", "0")) > 0
+
+
+def started(
+    options: argparse.Namespace, *, module: str, replica_size: int, because: str, of: str = ""
+) -> Schedule:
+    """Check how the program was started, before torch and MPI are. Return the failure schedule.
+
+    Args:
+        options: The flags.
+        module: The program, as `python -m` takes it.
+        replica_size: Ranks in a replica.
+        because: The flags that make it so.
+        of: What else to say of the replicas.
+
+    Raises:
+        ScheduleError: A written schedule cannot be read, or does not fit.
+        OptionError: It was not started by `ulfmrun`, or on a number of ranks that does not fit; a
+            schedule cannot be drawn; or there is no such text.
+    """
+    if "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        message = f"not started as a rank of a job: run `ulfmrun -n N -m {module} ...`"
+        raise OptionError(message)
+    ranks = int(os.environ["OMPI_COMM_WORLD_SIZE"])
+    replicas, left = divmod(ranks, replica_size)
+    if left:
+        message = (
+            f"{because}: {ranks} ranks are no whole number of replicas{of}; start a multiple of "
+            f"{replica_size}"
+        )
+        raise OptionError(message)
+    # A schedule belongs to the first start of a job; its replicas have other numbers after a
+    # restart.
+    schedule: Schedule = ()
+    if not restarted():
+        schedule = schedule_of(options, replicas=replicas, replica_size=replica_size)
+    if options.text is not None and not Path(options.text).is_file():
+        message = f"--text {options.text}: no such file; give any text file, or leave it out"
+        raise OptionError(message)
+    return schedule
+
+
+def observers_of(options: argparse.Namespace, *, replicas: int) -> list[Observer]:
+    """Return who is told what happens: the console, and what the flags ask for.
+
+    Args:
+        options: The flags.
+        replicas: Replicas at the first start.
+    """
+    observers: list[Observer] = [Console(replicas=replicas)]
+    if options.tensorboard or options.prometheus:
+        observers.append(
+            MetricsSink(options.out, tensorboard=options.tensorboard, prometheus=options.prometheus)
+        )
+    return observers
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ulfm_core import Subgroup, UlfmError, World
 
-__all__ = ["replica_world"]
+__all__ = ["of_all_ranks", "replica_world"]
 
 _ADDRESS_BYTES = 256
 
@@ -78,6 +78,23 @@ def replica_world(
     group = dist.group.WORLD
     assert group is not None
     return group
+
+
+def of_all_ranks(value: float, *, group: dist.ProcessGroup, device: torch.device) -> list[float]:
+    """Return every rank's value, in the order of the ranks. Collective over the replica.
+
+    A sum made of them is the same on all replicas to the last bit; an all-reduce may add in another
+    order on another replica.
+
+    Args:
+        value: This rank's, a double.
+        group: The replica's process group.
+        device: Of what travels: one that the group's backend serves.
+    """
+    mine = torch.tensor([value], dtype=torch.float64, device=device)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
+    return [float(one) for one in gathered]
 
 
 def _let_the_guard_be_first(timeout: float) -> None:

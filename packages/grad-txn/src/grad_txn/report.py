@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from statistics import median
 
 from grad_txn.errors import ExtraMissingError, LogError
 from grad_txn.history import Death, History, Recovery, read_history
@@ -91,11 +90,12 @@ def summarize(
         facts["recovery"] = (
             f"SIGKILL to next commit: median {_ms(total)}; without extra microbatches {_ms(rest)}"
         )
-    gone = [death.gone for death in history.deaths if death.gone is not None]
-    if gone:
+    typical = history.median_gone()
+    if typical is not None:
+        longest = max(death.gone for death in history.deaths if death.gone is not None)
         facts["peers"] = (
-            f"exit of a dead rank's last peer: median {_ms(median(gone))} after its death, at most "
-            f"{_ms(max(gone))}"
+            f"exit of a dead rank's last peer: median {_ms(typical)} after its death, at most "
+            f"{_ms(longest)}"
         )
     facts["throughput"] = _throughput(history)
     if reference is not None:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from grad_txn.errors import UsageError
+from grad_txn.replica import of_all_ranks
 from integrations_3d.errors import ConfigError
 
 __all__ = ["NanotronGradients", "ParallelContext"]
@@ -298,9 +299,5 @@ class NanotronGradients:
         )
 
     def _of_all(self, value: float) -> list[float]:
-        """Return every rank's value, in order: a sum made here is the same on all replicas."""
-        mine = torch.tensor([value], dtype=torch.float64, device=self._buckets[0].device)
         group = self._context.world_pg
-        gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(gathered, mine, group=group)
-        return [float(one) for one in gathered]
+        return of_all_ranks(value, group=group, device=self._buckets[0].device)

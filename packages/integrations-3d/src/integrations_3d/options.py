@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 
-import grad_txn.options
 from grad_txn.options import (
     OptionError,
     Parser,
@@ -14,9 +13,8 @@ from grad_txn.options import (
     at_least,
     check,
 )
-from grad_txn.schedule import Schedule
 
-__all__ = ["parse", "replica_size_of", "schedule_of"]
+__all__ = ["parse", "replica_size_of"]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -88,18 +86,6 @@ def replica_size_of(options: argparse.Namespace) -> int:
     """Return the ranks in a replica."""
     size: int = options.tp * options.pp * options.dp_inner
     return size
-
-
-def schedule_of(options: argparse.Namespace, *, replicas: int) -> Schedule:
-    """Return the failure schedule, the same on every rank.
-
-    Raises:
-        ScheduleError: A written one cannot be read, or does not fit.
-        OptionError: One cannot be drawn.
-    """
-    return grad_txn.options.schedule_of(
-        options, replicas=replicas, replica_size=replica_size_of(options)
-    )
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -6,24 +6,19 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import yaml
 
-from grad_txn.console import Console
 from grad_txn.errors import CheckpointError
-from grad_txn.metrics import MetricsSink
-from grad_txn.options import OptionError, policy_of
+from grad_txn.options import OptionError, observers_of, policy_of, restarted
 from grad_txn.schedule import Schedule
 from grad_txn.text import ByteText, read_text
 from integrations_3d.options import replica_size_of
 from integrations_3d.resumption import newest, read_state
 from integrations_3d.settings import Resilience
-
-if TYPE_CHECKING:
-    from grad_txn.job import Observer
 
 __all__ = ["train"]
 
@@ -42,7 +37,7 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
     if source is not None:
         step = read_state(source)["plan"]["step"]
         if step >= options.steps:
-            if _restarted():
+            if restarted():
                 return  # all was done when the job was lost
             raise OptionError(
                 f"--steps {options.steps}: {source} is the state before step {step}, so nothing is "
@@ -58,11 +53,6 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
     from integrations_3d.trainer import ResilientTrainer
 
     ranks = int(os.environ.get("ULFM_INITIAL_WORLD_SIZE", os.environ["OMPI_COMM_WORLD_SIZE"]))
-    observers: list[Observer] = [Console(replicas=ranks // replica_size_of(options))]
-    if options.tensorboard or options.prometheus:
-        observers.append(
-            MetricsSink(options.out, tensorboard=options.tensorboard, prometheus=options.prometheus)
-        )
     resilience = Resilience(
         out=options.out,
         policy=policy_of(options),
@@ -71,7 +61,7 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
         bucket_mb=options.bucket_mb,
         step_limit=options.step_limit,
         schedule=schedule,
-        observers=observers,
+        observers=observers_of(options, replicas=ranks // replica_size_of(options)),
         about={name: getattr(options, name) for name in ("tp", "pp", "dp_inner", "zero")},
     )
     with _written(configuration(options, resume=source)) as path:
@@ -89,7 +79,7 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
 
 def _source(options: argparse.Namespace) -> Path | None:
     """The checkpoint to go on from, if any."""
-    if options.resume is None and not _restarted():
+    if options.resume is None and not restarted():
         return None
     directory = Path(options.resume or options.out / "checkpoints")
     found = newest(directory)
@@ -99,10 +89,6 @@ def _source(options: argparse.Namespace) -> Path | None:
             "checkpoints in it"
         )
     return found  # None if restarted before the first checkpoint: from the beginning
-
-
-def _restarted() -> bool:
-    return int(os.environ.get("ULFM_RESTART", "0")) > 0
 
 
 @contextmanager

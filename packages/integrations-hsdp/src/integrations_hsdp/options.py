@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Sequence
 
-import grad_txn.options
 from grad_txn.options import (
     OptionError,
     Parser,
@@ -15,11 +14,10 @@ from grad_txn.options import (
     check,
     policy_of,
 )
-from grad_txn.schedule import Schedule
 
 SHARDINGS = ("ddp", "fsdp2", "fsdp1")
 
-__all__ = ["OptionError", "parse", "policy_of", "schedule_of"]
+__all__ = ["OptionError", "parse", "policy_of"]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -79,13 +77,3 @@ def _check(options: argparse.Namespace) -> None:
             f"multiple of {size}"
         )
         raise OptionError(message)
-
-
-def schedule_of(options: argparse.Namespace, *, replicas: int) -> Schedule:
-    """Return the failure schedule, the same on every rank.
-
-    Raises:
-        ScheduleError: a written one cannot be read, or does not fit.
-        OptionError: one cannot be drawn.
-    """
-    return grad_txn.options.schedule_of(options, replicas=replicas, replica_size=options.shard_size)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from grad_txn.errors import UsageError
 from grad_txn.gradients import local_part
+from grad_txn.replica import of_all_ranks
 
 __all__ = ["ShardedGradients"]
 
@@ -171,15 +172,7 @@ class ShardedGradients:
         self._sizes.append(len(members))
 
     def _of_all(self, value: float) -> list[float]:
-        """Return every rank's value, in order: a sum made here is the same on all replicas.
-
-        An all-reduce may add in another order on another replica.
-        """
-        device = self._buckets[0].device
-        mine = torch.tensor([value], dtype=torch.float64, device=device)
-        gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(self._group))]
-        dist.all_gather(gathered, mine, group=self._group)
-        return [float(one) for one in gathered]
+        return of_all_ranks(value, group=self._group, device=self._buckets[0].device)
 
 
 def _grouped(parameters: Sequence[nn.Parameter], *, limit: float) -> Iterable[list[nn.Parameter]]:

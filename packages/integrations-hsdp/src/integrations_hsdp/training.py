@@ -17,10 +17,9 @@ import ulfm_core
 from grad_txn.checkpoint import Checkpoints, newest
 from grad_txn.errors import CheckpointError
 from grad_txn.events import EventLog
-from grad_txn.job import Job, Observer
-from grad_txn.metrics import MetricsSink
+from grad_txn.job import Job
+from grad_txn.options import observers_of, restarted
 from grad_txn.schedule import FailureInjector, Schedule
-from integrations_hsdp.console import Console
 from integrations_hsdp.data import ByteText, read_text
 from integrations_hsdp.model import Decoder, ModelShape
 from integrations_hsdp.options import OptionError, policy_of
@@ -79,11 +78,6 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
     log = EventLog(options.out, world.rank)
     started = int(os.environ.get("ULFM_INITIAL_WORLD_SIZE", world.initial_size))
     replicas = started // world.replica_size
-    observers: list[Observer] = [Console(replicas=replicas)]
-    if options.tensorboard or options.prometheus:
-        observers.append(
-            MetricsSink(options.out, tensorboard=options.tensorboard, prometheus=options.prometheus)
-        )
     job = Job(
         world,
         gradients,
@@ -96,7 +90,7 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
         max_norm=options.clip,
         staging=options.staging,
         injector=FailureInjector(schedule, world.replica, world.position, log),
-        observers=observers,
+        observers=observers_of(options, replicas=replicas),
         tokens_per_microbatch=options.batch * options.sequence,
         about={
             "seed": options.seed,
@@ -117,7 +111,7 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
     if source is not None:
         state.load(checkpoints, source)
         # Started again by ulfmrun, a job may well find that all is done.
-        if not _restarted() and job.plan.step >= options.steps:
+        if not restarted() and job.plan.step >= options.steps:
             raise OptionError(
                 f"--steps {options.steps}: {source} is the state before step {job.plan.step}, "
                 "so nothing is left to do; give more steps"
@@ -170,7 +164,7 @@ def _inputs(options: argparse.Namespace) -> tuple[ByteText, ModelShape]:
 
 def _source(options: argparse.Namespace) -> Path | None:
     """The checkpoint to go on from, if any."""
-    if options.resume is None and not _restarted():
+    if options.resume is None and not restarted():
         return None
     directory = Path(options.resume or options.out / "checkpoints")
     found = newest(directory)
@@ -182,10 +176,6 @@ def _source(options: argparse.Namespace) -> Path | None:
         )
         raise CheckpointError(message)
     return None  # restarted before the first checkpoint: from the beginning
-
-
-def _restarted() -> bool:
-    return int(os.environ.get("ULFM_RESTART", "0")) > 0
 
 
 class _State:

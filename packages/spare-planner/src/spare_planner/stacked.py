@@ -186,20 +186,7 @@ class Stacked:
             PlanError: Its total is not its target, or it is of another policy or redundancy.
         """
         stacking = self._own(plan)
-        if plan.total != plan.target:
-            raise PlanError(
-                f"step {plan.step} must commit {plan.target} microbatches,"
-                f" its plan has {plan.total}"
-            )
-        entry = LedgerEntry(
-            step=plan.step,
-            ids=plan.committed_ids,
-            contributions=plan.contributions,
-            total=plan.total,
-            boundary=plan.boundary,
-            extra=plan.extra,
-            boundary_minors=plan.boundary_minors,
-        )
+        entry = LedgerEntry.of(plan)
         return entry, self._next(plan, stacking, step=plan.step + 1, order=stacking.order)
 
     def advance(self, plan: Plan, members: Sequence[int]) -> Plan:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from workload_policy.errors import LedgerError
+from workload_policy.errors import LedgerError, PlanError
 from workload_policy.plan import Plan
 
 __all__ = ["Ledger", "LedgerEntry"]
@@ -35,6 +35,28 @@ class LedgerEntry:
     boundary: bool
     extra: int
     boundary_minors: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """Return what a plan commits.
+
+        Raises:
+            PlanError: Its total is not its target.
+        """
+        if plan.total != plan.target:
+            raise PlanError(
+                f"step {plan.step} must commit {plan.target} microbatches,"
+                f" its plan has {plan.total}"
+            )
+        return cls(
+            step=plan.step,
+            ids=plan.committed_ids,
+            contributions=plan.contributions,
+            total=plan.total,
+            boundary=plan.boundary,
+            extra=plan.extra,
+            boundary_minors=plan.boundary_minors,
+        )
 
 
 class Ledger:

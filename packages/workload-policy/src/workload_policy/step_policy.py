@@ -123,20 +123,7 @@ class StepPolicy(abc.ABC):
     def commit(self, plan: Plan) -> tuple[LedgerEntry, Plan]:
         """Count the ids of the plan and return the plan of the next step."""
         self._check_own(plan)
-        if plan.total != plan.target:
-            raise PlanError(
-                f"step {plan.step} must commit {plan.target} microbatches,"
-                f" its plan has {plan.total}"
-            )
-        entry = LedgerEntry(
-            step=plan.step,
-            ids=plan.committed_ids,
-            contributions=plan.contributions,
-            total=plan.total,
-            boundary=plan.boundary,
-            extra=plan.extra,
-            boundary_minors=plan.boundary_minors,
-        )
+        entry = LedgerEntry.of(plan)
         counted = itertools.chain.from_iterable(entry.ids.values())
         queue, cursor = remove_ids(counted, queue=plan.queue, cursor=plan.cursor)
         layout, roles = plan.layout, plan.roles
