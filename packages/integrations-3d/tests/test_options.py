@@ -5,7 +5,7 @@ import pytest
 
 from grad_txn.errors import ScheduleError
 from grad_txn.options import OptionError, schedule_of
-from grad_txn.schedule import At
+from grad_txn.schedule import At, Schedule
 from integrations_3d.options import parse, replica_size_of
 from integrations_3d.pretrain import main
 
