@@ -32,4 +32,6 @@ def test_guarded_detection_gives_the_same(program: str) -> None:
     guarded = run_ranks(PROGRAMS / program, 3, ["guarded"])
     assert guarded.returncode == 0, guarded.stderr
     if program == "reductions.py":
-        assert guarded.lines == run_ranks(PROGRAMS / program, 3).lines
+        deferred = run_ranks(PROGRAMS / program, 3)
+        assert deferred.returncode == 0, deferred.stderr
+        assert guarded.lines == deferred.lines
