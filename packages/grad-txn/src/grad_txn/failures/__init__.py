@@ -1,0 +1,1 @@
+"""Failure schedules: who is killed, at which step, and where in it."""

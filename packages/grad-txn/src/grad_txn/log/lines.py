@@ -1,0 +1,402 @@
+"""The lines of the event log: one frozen value a kind.
+
+Whoever writes a line, shows it or reads it back uses these; only the judge (`grad_txn.log.verify`)
+has a reader of its own. A line is logged as one JSON object: ``event``, ``time``, and its fields in
+the order in which they stand here. Mappings are keyed by replica; JSON makes the keys strings, and
+`from_json` makes them numbers again.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+from grad_txn.errors import LogError
+
+__all__ = [
+    "KINDS",
+    "CheckpointLine",
+    "ExitLine",
+    "ExtendLine",
+    "FailureLine",
+    "InjectLine",
+    "Line",
+    "RepairLine",
+    "RestoreLine",
+    "StartLine",
+    "StepLine",
+    "from_json",
+    "last_words",
+    "to_json",
+]
+
+T = TypeVar("T")
+
+
+def _by_replica(values: Mapping[str, T]) -> dict[int, T]:
+    return {int(replica): value for replica, value in values.items()}
+
+
+def _number(value: float | str) -> float:
+    return float(value)  # JSON has no word for nan and inf; the log writes them as strings
+
+
+_KEYED: Any = {"read": _by_replica}
+_REAL: Any = {"read": _number}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartLine:
+    """A rank begins to train.
+
+    Attributes:
+        run: Name of this start of the job, the same on all its ranks.
+        rank: Initial world rank of the writer.
+        replica: Its replica.
+        position: Its index inside the replica.
+        replicas: Replicas that the run was started with, W_init.
+        living: Replicas at this start; fewer or more than `replicas` in a job that resumes.
+        grad_accum: Microbatches per replica and step at the first start, G_init.
+        replica_size: Ranks in a replica.
+        global_batch: B, in microbatches.
+        policy: Name of the policy.
+        promise: What it promises of every step: ``exact``, ``batch`` or ``none``.
+        first_step: The first step of this start.
+        steps: The last step is ``steps - 1``.
+        tokens_per_microbatch: 0 if the program does not say.
+        staging: Where the gradient before its reduction is kept.
+        host: Name of the host.
+        pid: Process id there.
+        about: Further fields of the program's own; they are logged beside the others.
+    """
+
+    EVENT: ClassVar[str] = "start"
+    run: str
+    rank: int
+    replica: int
+    position: int
+    replicas: int
+    living: int
+    grad_accum: int
+    replica_size: int
+    global_batch: int
+    policy: str
+    promise: str
+    first_step: int
+    steps: int
+    tokens_per_microbatch: int
+    staging: str
+    host: str
+    pid: int
+    about: Mapping[str, object] = field(default_factory=dict, metadata={"rest": True})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InjectLine:
+    """The last line of a rank that a failure schedule kills.
+
+    Attributes:
+        step: Optimizer step.
+        at: The place in it, a `grad_txn.failures.At`.
+        replica: Replica of the victim.
+        position: Its index inside the replica.
+        bucket: The bucket just reduced, where the place has one.
+        microbatch: Index of the microbatch in the replica's list, where the place has one.
+    """
+
+    EVENT: ClassVar[str] = "inject"
+    step: int
+    at: str
+    replica: int
+    position: int
+    bucket: int | None
+    microbatch: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepairLine:
+    """The world was repaired. Durations are in seconds.
+
+    Attributes:
+        step: Step in progress.
+        epoch: World epoch that the repair has made.
+        detect: From the first sign of the failure on this rank to the agreement on it.
+        repair: Revoke, shrink, fence and split.
+        record: Exchange of the survivors' records.
+        rounds: 1, or more where ranks died during the repair.
+        complete: Whether this rank held complete sums.
+    """
+
+    EVENT: ClassVar[str] = "repair"
+    step: int
+    epoch: int
+    detect: float = field(metadata=_REAL)
+    repair: float = field(metadata=_REAL)
+    record: float = field(metadata=_REAL)
+    rounds: int
+    complete: bool
+
+    @property
+    def seconds(self) -> float:
+        """From the first sign of the failure to the table of survivors."""
+        return self.detect + self.repair + self.record
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureLine:
+    """What the policy has decided, equal on all survivors.
+
+    Attributes:
+        step: Step in progress.
+        epoch: World epoch from here on.
+        failed: Replicas that were lost, sorted.
+        failed_ranks: Their ranks, as far as this repair lost them.
+        boundary: Whether a policy boundary was crossed.
+        restore: How to treat what was reduced: ``skip``, ``blocking`` or ``non_blocking``.
+        promoted: Dead replica -> the spare that took its place.
+        extra_ids: Replica -> the microbatches it computes on top; only those that have any.
+        queued: Ids that a later step will commit.
+        contributions: Replica -> microbatches that count from here on.
+        recounted: Replica -> ids of its redundant stacks that count from here on.
+    """
+
+    EVENT: ClassVar[str] = "failure"
+    step: int
+    epoch: int
+    failed: Sequence[int]
+    failed_ranks: Sequence[int]
+    boundary: bool
+    restore: str
+    promoted: Mapping[int, int] = field(metadata=_KEYED)
+    extra_ids: Mapping[int, Sequence[int]] = field(metadata=_KEYED)
+    queued: Sequence[int]
+    contributions: Mapping[int, int] = field(metadata=_KEYED)
+    recounted: Mapping[int, Sequence[int]] = field(default_factory=dict, metadata=_KEYED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestoreLine:
+    """Buckets were brought back to their state before the reduction.
+
+    Attributes:
+        step: Step in progress.
+        epoch: World epoch.
+        mode: ``blocking`` or ``non_blocking``.
+        buckets: How many had been reduced under the old membership.
+        seconds: How long this rank took to start or finish that.
+        rereduce: Seconds until they were reduced again; 0 before an extended pass.
+    """
+
+    EVENT: ClassVar[str] = "restore"
+    step: int
+    epoch: int
+    mode: str
+    buckets: int
+    seconds: float = field(metadata=_REAL)
+    rereduce: float = field(metadata=_REAL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtendLine:
+    """An extended pass has been computed and reduced.
+
+    Attributes:
+        step: Step in progress.
+        epoch: World epoch.
+        microbatches: How many this replica computed in it; 0 for one that only waited.
+        seconds: Their compute.
+        rereduce: Seconds from there until everything was reduced.
+    """
+
+    EVENT: ClassVar[str] = "extend"
+    step: int
+    epoch: int
+    microbatches: int
+    seconds: float = field(metadata=_REAL)
+    rereduce: float = field(metadata=_REAL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepLine:
+    """A step is committed; the leading rank of each replica writes it.
+
+    Attributes:
+        step: Number of the step, from 0.
+        epoch: World epoch it was committed in.
+        loss: Mean over its microbatches, in nats per token for a language model.
+        grad_norm: Norm of its gradient, before clipping.
+        replica: Replica of the writer.
+        living: How many replicas are alive.
+        contributions: Replica -> microbatches that counted; 0 for spares.
+        ids: Replica -> ids of these.
+        roles: Replica -> ``major``, ``minor``, ``major_spare`` or ``minor_spare``.
+        total: Microbatches committed.
+        boundary: Whether the step crossed a policy boundary.
+        extra: Extra accumulation steps it took, G_ext.
+        seconds: Since the commit before it.
+        tokens: Tokens committed; 0 if the program does not say how many a microbatch has.
+        stacks: Most stacks that a replica has computed; 0 under a policy without stacks.
+    """
+
+    EVENT: ClassVar[str] = "step"
+    step: int
+    epoch: int
+    loss: float = field(metadata=_REAL)
+    grad_norm: float = field(metadata=_REAL)
+    replica: int
+    living: int
+    contributions: Mapping[int, int] = field(metadata=_KEYED)
+    ids: Mapping[int, Sequence[int]] = field(metadata=_KEYED)
+    roles: Mapping[int, str] = field(metadata=_KEYED)
+    total: int
+    boundary: bool
+    extra: int
+    seconds: float = field(metadata=_REAL)
+    tokens: int
+    stacks: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointLine:
+    """A checkpoint is complete.
+
+    Attributes:
+        step: The step it is the state before.
+        path: Where it is.
+        seconds: How long it took to write.
+    """
+
+    EVENT: ClassVar[str] = "checkpoint"
+    step: int
+    path: str
+    seconds: float = field(metadata=_REAL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExitLine:
+    """A rank ends.
+
+    Attributes:
+        code: Its exit code.
+        reason: Why, in words.
+        step: The last step it committed; None where the writer does not know (its guard).
+        parameters: SHA-256 of this rank's parameters, of a rank that has finished; else empty.
+    """
+
+    EVENT: ClassVar[str] = "exit"
+    code: int
+    reason: str
+    step: int | None = None
+    parameters: str = ""
+
+
+Line = (
+    StartLine
+    | InjectLine
+    | RepairLine
+    | FailureLine
+    | RestoreLine
+    | ExtendLine
+    | StepLine
+    | CheckpointLine
+    | ExitLine
+)
+
+KINDS: Mapping[str, type[Line]] = {
+    kind.EVENT: kind
+    for kind in (
+        StartLine,
+        InjectLine,
+        RepairLine,
+        FailureLine,
+        RestoreLine,
+        ExtendLine,
+        StepLine,
+        CheckpointLine,
+        ExitLine,
+    )
+}
+"""What a line's ``event`` says -> its type."""
+
+
+def to_json(line: Line) -> dict[str, Any]:
+    """Return the fields of a line as they are logged.
+
+    Without ``time``, which the log adds. A field that has a default is left out where it has it.
+    """
+    values: dict[str, Any] = {"event": line.EVENT}
+    for one in _fields_of(type(line)):
+        value = getattr(line, one.name)
+        if one.metadata.get("rest"):
+            values.update((name, _plain(extra)) for name, extra in value.items())
+        elif not _is_default(one, value):
+            values[one.name] = _plain(value)
+    return values
+
+
+def from_json(values: Mapping[str, Any]) -> Line | None:
+    """Return the line that a logged object is; None for a kind that is not known here.
+
+    Raises:
+        LogError: The object lacks a field of its kind, or one has no fitting value.
+    """
+    kind = KINDS.get(str(values.get("event")))
+    if kind is None:
+        return None
+    given: dict[str, Any] = {}
+    try:
+        for one in _fields_of(kind):
+            if one.metadata.get("rest"):
+                known = {"event", "time", *(other.name for other in _fields_of(kind))}
+                given[one.name] = {name: v for name, v in values.items() if name not in known}
+            elif one.name in values:
+                read: Callable[[Any], Any] = one.metadata.get("read", _as_it_is)
+                given[one.name] = read(values[one.name])
+            elif _has_no_default(one):
+                raise LogError(f"{kind.EVENT} line without {one.name!r}")
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, LogError):
+            raise
+        raise LogError(f"{kind.EVENT} line with {one.name} = {values[one.name]!r}") from error
+    return kind(**given)
+
+
+def last_words(code: int) -> str:
+    """Return the exit line that a guard writes for a rank that can no longer write its own.
+
+    Args:
+        code: The exit code.
+
+    Returns:
+        JSON in which the guard fills in ``{time}`` and ``{reason}``, with its line's end.
+    """
+    line = {"event": ExitLine.EVENT, "time": "{time}"}
+    line |= to_json(ExitLine(code=code, reason="{reason}"))
+    return json.dumps(line).replace('"{time}"', "{time}") + "\n"
+
+
+@cache
+def _fields_of(kind: type[Line]) -> tuple[Field[Any], ...]:
+    return fields(kind)
+
+
+def _has_no_default(one: Field[Any]) -> bool:
+    return one.default is MISSING and one.default_factory is MISSING
+
+
+def _is_default(one: Field[Any], value: object) -> bool:
+    if one.default_factory is not MISSING:
+        return bool(value == one.default_factory())
+    return one.default is not MISSING and bool(value == one.default)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

@@ -1,0 +1,1 @@
+"""What every pre-training program does alike, whatever shards its model."""
