@@ -44,12 +44,12 @@ class Checkpoints:
     """The checkpoints of a run.
 
     Args:
-        directory: where they go; made when the first is written.
-        keep: how many to keep.
-        group: the replica's process group; by default this rank is all of it. Making checkpoints is
-            collective over the replica then.
-        written: called with the step, the path and the seconds when one is complete, from `poll` or
-            `wait`.
+        directory: Where they go; made when the first is written.
+        keep: How many to keep.
+        process_group: The replica's; by default this rank is all of it. Making checkpoints is
+            collective over the replica.
+        written: Called with the step, the path and the seconds when one is complete, from `poll` or
+            `wait`, on the rank that has completed it.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Checkpoints:
         directory: str | Path,
         *,
         keep: int = 2,
-        group: dist.ProcessGroup | None = None,
+        process_group: dist.ProcessGroup | None = None,
         written: Callable[[int, Path, float], None] | None = None,
     ) -> None:
         self._directory = Path(directory)
@@ -65,10 +65,11 @@ class Checkpoints:
         self._written = written
         self._first = True
         self._group: dist.ProcessGroup | None = None
-        if group is not None and dist.get_world_size(group) > 1:
+        if process_group is not None and dist.get_world_size(process_group) > 1:
             # Of its own: it is used beside the training, from another thread.
-            self._group = dist.new_group(dist.get_process_group_ranks(group), backend="gloo")
-            self._first = dist.get_rank(group) == 0
+            ranks = dist.get_process_group_ranks(process_group)
+            self._group = dist.new_group(ranks, backend="gloo")
+            self._first = dist.get_rank(process_group) == 0
         self._pending: tuple[Future[Any], int, Path, float] | None = None
 
     @property
@@ -110,7 +111,7 @@ class Checkpoints:
         """Complete the pending checkpoint.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: It could not be written.
         """
         if self._pending is None:
             return
@@ -133,7 +134,7 @@ class Checkpoints:
         """Fill `state` in place from the checkpoint at `path`.
 
         Raises:
-            CheckpointError: it is damaged or does not fit.
+            CheckpointError: It is damaged or does not fit.
         """
         try:
             load(state, checkpoint_id=str(path), process_group=self._group)

@@ -1,84 +1,84 @@
 """What a transaction needs of the world below it: the seam to `ulfm_core`.
 
-`ulfm_core.World` fits. Tests of this package put a world of threads in its place.
+Two seams, because they may be two things. `Control` knows who is there and makes all ranks agree;
+its messages are a few numbers. `Reducer` sums buckets of gradients across replicas. `ulfm_core.World`
+is both. Another data plane takes the place of the reducer alone. Tests of this package put a world
+of threads in the place of both (`grad_txn.testing.world`).
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-__all__ = ["Agreement", "Communicator", "Repair", "Work"]
+from ulfm_core import Agreement, Membership, Outcome, Repair
+
+__all__ = ["Communicator", "Control", "Reducer", "Work"]
 
 
 class Work(Protocol):
     """A collective on its way."""
 
-    def done(self) -> bool:
-        """Whether it has ended."""
+    @property
+    def epoch(self) -> int:
+        """The world epoch it was submitted in."""
         ...
 
-    def wait(self) -> Any:
-        """Block until it has ended; return its outcome, ``OK`` by name if it succeeded here."""
+    def wait(self) -> Outcome:
+        """Block until it has ended; return how it ended on this rank.
+
+        Other ranks may see another outcome: only an agreement makes one common.
+        """
         ...
 
 
-class Agreement(Protocol):
-    """What everyone agreed on."""
+class Reducer(Protocol):
+    """Sums buckets over this rank's cross-replica group."""
 
-    @property
-    def all_alive(self) -> bool: ...  # noqa: D102 - see ulfm_core.Agreement
-    @property
-    def flag(self) -> bool: ...  # noqa: D102
-    @property
-    def seconds(self) -> float: ...  # noqa: D102
+    def all_reduce(
+        self, source: Any, destination: Any = None, *, contribute: bool = True
+    ) -> Work:
+        """Sum `source` of all living replicas into `destination`, the same bits on each of them.
 
+        Collective over the cross-replica group, in the same order on all. Returns at once; both
+        buffers belong to the operation until it has ended.
 
-class Repair(Protocol):
-    """What a repair left every survivor with."""
-
-    @property
-    def epoch(self) -> int: ...  # noqa: D102 - see ulfm_core.Repair
-    @property
-    def failed(self) -> tuple[int, ...]: ...  # noqa: D102
-    @property
-    def records(self) -> tuple[tuple[int, ...], ...]: ...  # noqa: D102
-    @property
-    def rounds(self) -> int: ...  # noqa: D102
-    @property
-    def repair_seconds(self) -> float: ...  # noqa: D102
-    @property
-    def record_seconds(self) -> float: ...  # noqa: D102
+        Args:
+            source: A flat, contiguous tensor; left untouched unless it is the destination.
+            destination: Likewise, of the same type and size; by default the source, in place.
+                Garbage unless the outcome is OK.
+            contribute: False adds nothing to the sum (a spare).
+        """
+        ...
 
 
-class Communicator(Protocol):
-    """The world and this rank's cross-replica group, as `ulfm_core.World` offers them."""
+class Control(Protocol):
+    """Who is there, and what all of them agree on. See `ulfm_core.World` for each method."""
 
     @property
-    def rank(self) -> int: ...  # noqa: D102 - see ulfm_core.World
-    @property
-    def initial_size(self) -> int: ...  # noqa: D102
-    @property
-    def replica_size(self) -> int: ...  # noqa: D102
+    def rank(self) -> int: ...  # noqa: D102
     @property
     def replica(self) -> int: ...  # noqa: D102
     @property
     def position(self) -> int: ...  # noqa: D102
     @property
-    def members(self) -> tuple[int, ...]: ...  # noqa: D102
-    @property
-    def group_size(self) -> int: ...  # noqa: D102
+    def membership(self) -> Membership: ...  # noqa: D102
     @property
     def epoch(self) -> int: ...  # noqa: D102
 
-    def all_reduce(  # noqa: D102
-        self, source: Any, destination: Any = None, *, contribute: bool = True
-    ) -> Work: ...
+    def agree(self, flag: bool) -> Agreement: ...  # noqa: D102, FBT001
+    def repair(self, record: Sequence[int] = ()) -> Repair: ...  # noqa: D102
+    def on_repair_phase(self, call: Callable[[str, int], None] | None) -> None: ...  # noqa: D102
+
+    # A few numbers, over the cross-replica group or among some ranks.
+    def all_reduce(self, source: Any) -> Work: ...  # noqa: D102
     def all_gather(self, source: Any, destination: Any) -> Work: ...  # noqa: D102
     def broadcast(self, buffer: Any, *, root: int, among: Any = None) -> Work: ...  # noqa: D102
     def subgroup(self, ranks: Sequence[int]) -> Any: ...  # noqa: D102
-    def agree(self, flag: bool) -> Agreement: ...  # noqa: D102, FBT001
-    def repair(self, record: Sequence[int] = ()) -> Repair: ...  # noqa: D102
+
     def beat(self, where: str) -> None: ...  # noqa: D102
     def set_last_words(self, file: int | None, line: str = "") -> None: ...  # noqa: D102
     def waiting(self) -> AbstractContextManager[None]: ...  # noqa: D102
-    def on_repair_phase(self, call: Callable[[str, int], None] | None) -> None: ...  # noqa: D102
+
+
+class Communicator(Reducer, Control, Protocol):
+    """Both in one, as `ulfm_core.World` is."""

@@ -18,7 +18,10 @@ def local_part(tensor: Tensor) -> Tensor:
 class Gradients(Protocol):
     """The accumulated gradients of this rank, as flat buckets.
 
-    An integration implements this; everything else is the same for all of them.
+    An integration implements this one property and six methods; everything else is the same for
+    all of them. A step calls, on each rank: `begin_microbatch` and `end_microbatch` around every
+    backward (or around a whole pass of them), `mean_loss` and `norm` once the sums over the
+    replicas are there, `expose` when they are in the buckets, and `zero` after the optimizer.
     """
 
     @property
@@ -32,20 +35,25 @@ class Gradients(Protocol):
         ...
 
     def begin_microbatch(self, *, last: bool, ready: Callable[[int], None]) -> None:
-        """Prepare the next forward and backward.
+        """Prepare the next forward and backward. Local.
 
-        With `last`, the framework calls ``ready(index)`` once for each bucket, in the order of
-        `buckets`, as its sum becomes final: during that backward where it can, or after it.
-        Otherwise never.
+        Args:
+            last: Whether the sums are final after it.
+            ready: With `last`, to be called as ``ready(index)`` once for each bucket, in the order
+                of `buckets`, as its sum becomes final: during that backward where the framework
+                can tell, else from `end_microbatch`. Without `last`, never.
         """
         ...
 
     def end_microbatch(self) -> None:
-        """The backward has returned: call ``ready`` for what could not be told earlier."""
+        """The backward has returned: call ``ready`` for what could not be told earlier.
+
+        Collective over the replica where the framework completes gradients inside it.
+        """
         ...
 
     def zero(self) -> None:
-        """Forget the gradients: the next microbatch accumulates on zero.
+        """Forget the gradients: the next microbatch accumulates on zero. Local.
 
         What the buckets hold until then is of no interest.
         """
@@ -55,13 +63,21 @@ class Gradients(Protocol):
         """Return the global norm of the replica's gradients, were `sums` in its `buckets`.
 
         Collective over the replica where its gradients are sharded. The same number, to the last
-        bit, on every rank of the job: parameters are scaled by it.
+        bit, on every rank of the job: gradients are scaled by it.
         """
         ...
 
     def mean_loss(self, loss: float) -> float:
-        """Return the replica's loss, of what this rank has computed as its own part of it.
+        """Return the replica's loss, given this rank's own part of it.
 
         Collective over the replica where its ranks share a microbatch among them.
+        """
+        ...
+
+    def expose(self) -> None:
+        """Have the optimizer see what the buckets hold. Called right before it steps.
+
+        Also where this replica had no backward in the step. Collective over the replica where its
+        ranks have to exchange something for that.
         """
         ...

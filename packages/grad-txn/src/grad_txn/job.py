@@ -7,9 +7,9 @@
             step.backward(model(*batch(microbatch)))
         # here the step is committed and the optimizer has stepped
 
-The gradients are staged, reduced and restored by a `StepTransaction`; the world below tells, once a
-step and on all survivors alike, whether all went well; the policy turns the table of survivors into
-a decision. `Step` runs them in order (ReCoVer, Algorithm 1).
+`Step` goes from microbatches to the commit; the world below tells, once a step and on all survivors
+alike, whether all went well; the policy turns the table of survivors into a decision (ReCoVer,
+Algorithm 1).
 """
 
 import hashlib
@@ -22,25 +22,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from grad_txn.communicator import Communicator
+from grad_txn.communicator import Communicator, Control, Reducer, Work
 from grad_txn.errors import DivergenceError, UsageError
-from grad_txn.events import EventLog
+from grad_txn.failures.places import NOWHERE, At, Places
 from grad_txn.gradients import Gradients, local_part
+from grad_txn.log.events import EventLog
+from grad_txn.log.lines import ExitLine, StartLine, last_words
+from grad_txn.log.observer import Observer
+from grad_txn.parts import Parts, Progress, Steppable
+from grad_txn.recovery import repair
 from grad_txn.reserve import Reserve
-from grad_txn.runtime import Observer, Runtime
-from grad_txn.schedule import At, FailureInjector
+from grad_txn.staging import Staging, StagingMode
 from grad_txn.step import Step
-from grad_txn.transaction import Staging, StepTransaction
+from ulfm_core import Outcome
+from ulfm_core.codes import CONDEMNED, FINISHED
 from workload_policy import Plan, Policy
 
-__all__ = ["Job", "Observer", "Step"]
-
-# The guard's own line: it knows of no step.
-_LAST_WORDS = '{"event": "exit", "time": {time}, "code": 75, "reason": "{reason}"}\n'
-_DIED_IN_SET_UP = "a rank died while the job was being set up: start it again"
+__all__ = ["Job"]
 
 
 class Job:
@@ -54,12 +53,13 @@ class Job:
         grad_accum: Microbatches per replica and step at the start, G_init. B = replicas *
             grad_accum, for good.
         log: The event log of this rank.
+        reducer: What sums buckets across replicas, where that is not the world itself.
         replicas: Replicas that the run was started with, W_init; by default as many as there are.
         scheduler: Learning-rate scheduler, stepped after the optimizer.
         max_norm: Clip the gradients to this global norm.
-        staging: ``no-copy`` or ``snapshot``, see `StepTransaction`.
-        injector: Kills this process where a schedule says so.
-        observers: Told about steps and failures.
+        staging: ``no-copy`` or ``snapshot``, see `grad_txn.staging`.
+        injector: Told where in a step this process is, to kill it where a schedule says so.
+        observers: Told about steps and failures on the leader.
         tokens_per_microbatch: For the log's token counts.
         about: Further fields for the log's ``start`` line.
 
@@ -75,52 +75,52 @@ class Job:
         self,
         world: Communicator,
         gradients: Gradients,
-        optimizer: Optimizer,
+        optimizer: Steppable,
         *,
         policy: Policy,
         grad_accum: int,
         log: EventLog,
+        reducer: Reducer | None = None,
         replicas: int | None = None,
-        scheduler: LRScheduler | None = None,
+        scheduler: Steppable | None = None,
         max_norm: float | None = None,
-        staging: Staging = "no-copy",
-        injector: FailureInjector | None = None,
+        staging: StagingMode = "no-copy",
+        injector: Places = NOWHERE,
         observers: Sequence[Observer] = (),
         tokens_per_microbatch: int = 0,
         about: Mapping[str, object] | None = None,
     ) -> None:
         if max_norm is not None and not max_norm > 0:
             raise UsageError(f"max_norm is {max_norm}; give a positive norm, or None not to clip")
-        self._replicas_now = world.initial_size // world.replica_size
-        plan = policy.start(replicas=replicas or self._replicas_now, grad_accum=grad_accum)
-        self._staging = staging
+        self._living_at_start = world.membership.living
         self._about = dict(about or {})
+        plan = policy.start(
+            replicas=replicas or len(self._living_at_start), grad_accum=grad_accum
+        )
         self._run = _agree_on_start(world, gradients.buckets)
-        self._runtime = Runtime(
-            world=world,
+        self._parts = Parts(
+            control=world,
             gradients=gradients,
-            transaction=StepTransaction(world, gradients.buckets, staging=staging),
+            staging=Staging(reducer or world, gradients.buckets, mode=staging),
+            reserve=Reserve(gradients.buckets),
             optimizer=optimizer,
             scheduler=scheduler,
-            max_norm=max_norm,
             policy=policy,
-            plan=plan,
-            step_plan=plan,
             log=log,
-            injector=injector,
+            places=injector,
             observers=tuple(observers),
+            max_norm=max_norm,
             tokens_per_microbatch=tokens_per_microbatch,
-            reserve=Reserve(gradients.buckets),
         )
+        self._progress = Progress(plan=plan, step_plan=plan)
         self._lay_out(plan)
-        world.set_last_words(log.fileno(), _LAST_WORDS)
-        optimizer.register_step_pre_hook(self._on_optimizer_step)
+        world.set_last_words(log.fileno(), last_words(CONDEMNED))
         world.on_repair_phase(self._on_repair_phase)
 
     @property
     def plan(self) -> Plan:
         """The plan of the step in progress, or between steps of the next one."""
-        return self._runtime.plan
+        return self._progress.plan
 
     @property
     def global_batch(self) -> int:
@@ -130,7 +130,7 @@ class Job:
     @property
     def leads(self) -> bool:
         """Whether this rank leads the lowest living replica, which prints and saves."""
-        return self._runtime.leads
+        return self._parts.leads
 
     def steps(self, max_steps: int) -> Iterator[Step]:
         """Yield the steps from the current one to number ``max_steps - 1``.
@@ -138,30 +138,12 @@ class Job:
         Raises:
             UsageError: A step was left before it was committed.
         """
-        runtime, world, plan = self._runtime, self._runtime.world, self.plan
-        runtime.log.write(
-            "start",
-            run=self._run,
-            rank=world.rank,
-            replica=world.replica,
-            position=world.position,
-            replicas=plan.replicas,
-            grad_accum=plan.grad_accum,
-            replica_size=world.replica_size,
-            global_batch=plan.global_batch,
-            policy=plan.policy,
-            first_step=plan.step,
-            steps=max_steps,
-            tokens_per_microbatch=runtime.tokens_per_microbatch,
-            staging=self._staging,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            **self._about,
-        )
-        runtime.gradients.zero()
-        runtime.committed_at = time.perf_counter()
-        while self.plan.step < max_steps:
-            step = Step(runtime)
+        parts, progress = self._parts, self._progress
+        parts.log.write(self._start_line(max_steps))
+        parts.gradients.zero()
+        progress.committed_at = time.perf_counter()
+        while progress.plan.step < max_steps:
+            step = Step(parts, progress)
             yield step
             if not step.committed:
                 raise UsageError(
@@ -178,14 +160,16 @@ class Job:
 
         Collective over the world: a death in the last step is noticed here.
         """
-        runtime = self._runtime
-        runtime.world.beat("the end of the job")
-        while runtime.broken_in is not None or not runtime.world.agree(True).all_alive:
-            runtime.repair(detect_seconds=0.0, computed=0)
+        parts, progress = self._parts, self._progress
+        parts.control.beat("the end of the job")
+        while progress.broken_in is not None or not parts.control.agree(True).all_alive:
+            repair(parts, progress)
         digest = _digest(parameters)
-        runtime.world.set_last_words(None)
-        runtime.log.write("exit", code=0, step=self.plan.step - 1, reason=reason, parameters=digest)
-        runtime.log.close()
+        parts.control.set_last_words(None)
+        parts.log.write(
+            ExitLine(code=FINISHED, step=self.plan.step - 1, reason=reason, parameters=digest)
+        )
+        parts.log.close()
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Give every replica the values that the lowest one has, in place: shard by shard.
@@ -198,8 +182,7 @@ class Job:
         for tensor in tensors:
             part = local_part(tensor.detach())
             flat = part.cpu().contiguous()
-            if self._runtime.world.broadcast(flat, root=0).wait().name != "OK":
-                raise DivergenceError(_DIED_IN_SET_UP)
+            _complete(self._parts.control.broadcast(flat, root=0))
             part.copy_(flat)
 
     def state_dict(self) -> dict[str, Any]:
@@ -209,7 +192,7 @@ class Job:
         step that cannot be finished it is the state that the step began with, as that of model and
         optimizer is.
         """
-        return {"plan": self._runtime.step_plan.to_dict()}
+        return {"plan": self._progress.step_plan.to_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`, with as many replicas as there are now; B stays B.
@@ -222,23 +205,44 @@ class Job:
         self._lay_out(Plan.from_dict(state["plan"]))
 
     def _lay_out(self, plan: Plan) -> None:
-        """Put a plan into force, for the replicas that are there, numbered from 0."""
-        runtime, members = self._runtime, tuple(range(self._replicas_now))
-        same = plan.members == members and plan.policy == runtime.policy.name
-        runtime.plan = plan if same else runtime.policy.advance(plan, members)
-        runtime.step_plan = runtime.plan
+        """Put a plan into force, for the replicas that are there."""
+        policy, members = self._parts.policy, self._living_at_start
+        same = plan.members == members and plan.policy == policy.name
+        now = plan if same else policy.relayout(plan, members)
+        self._progress.plan = self._progress.step_plan = now
 
-    def _on_optimizer_step(self, *_: object) -> None:
-        self._runtime.reached(At.OPTIMIZER, self.plan.step - 1)
+    def _start_line(self, max_steps: int) -> StartLine:
+        parts, plan, control = self._parts, self.plan, self._parts.control
+        return StartLine(
+            run=self._run,
+            rank=control.rank,
+            replica=control.replica,
+            position=control.position,
+            replicas=plan.replicas,
+            living=len(plan.members),
+            grad_accum=plan.grad_accum,
+            replica_size=len(control.membership.ranks_of(control.replica)),
+            global_batch=plan.global_batch,
+            policy=plan.policy,
+            promise=parts.policy.promise.value,
+            first_step=plan.step,
+            steps=max_steps,
+            tokens_per_microbatch=parts.tokens_per_microbatch,
+            staging=parts.staging.mode,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            about=self._about,
+        )
 
     def _on_repair_phase(self, phase: str, _round: int) -> None:
         if phase == "shrink":
-            self._runtime.reached(At.DURING_REPAIR, self.plan.step)
-            if self._runtime.broken_in is not None:
-                self._runtime.reached(At.DURING_REPAIR, self._runtime.broken_in)
+            places, progress = self._parts.places, self._progress
+            places.reached(At.DURING_REPAIR, progress.plan.step)
+            if progress.broken_in is not None:
+                places.reached(At.DURING_REPAIR, progress.broken_in)
 
 
-def _agree_on_start(world: Communicator, buckets: Sequence[Tensor]) -> str:
+def _agree_on_start(world: Control, buckets: Sequence[Tensor]) -> str:
     """Refuse replicas whose buckets differ, and return a name for this run.
 
     Sums of differing buckets would mix the gradients of different parameters.
@@ -246,21 +250,24 @@ def _agree_on_start(world: Communicator, buckets: Sequence[Tensor]) -> str:
     text = "; ".join(f"{bucket.numel()} {bucket.dtype}" for bucket in buckets)
     layout = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
     name = torch.tensor([secrets.randbits(62)], dtype=torch.int64)
-    if world.replica_size > 1:  # one name for all positions: that of the first replica's first rank
-        first = world.replica * world.replica_size
-        replica = world.subgroup(range(first, first + world.replica_size))
-        if world.broadcast(name, root=0, among=replica).wait().name != "OK":
-            raise DivergenceError(_DIED_IN_SET_UP)
+    peers = world.membership.ranks_of(world.replica)
+    if len(peers) > 1:  # one name for all positions: that of the first replica's first rank
+        _complete(world.broadcast(name, root=0, among=world.subgroup(peers)))
     mine = torch.cat((torch.tensor([layout]), name))
-    gathered = torch.empty(2 * world.group_size, dtype=torch.int64)
-    if world.all_gather(mine, gathered).wait().name != "OK":
-        raise DivergenceError(_DIED_IN_SET_UP)
+    gathered = torch.empty(2 * len(world.membership.living), dtype=torch.int64)
+    _complete(world.all_gather(mine, gathered))
     if not bool((gathered[::2] == layout).all()):
         raise DivergenceError(
             f"the replicas' gradient buckets differ, this one has {text}; build the same model "
             "everywhere"
         )
     return f"{int(gathered[1]):016x}"
+
+
+def _complete(work: Work) -> None:
+    """Wait for a message of the set-up, in which nothing is repaired."""
+    if work.wait() is not Outcome.OK:
+        raise DivergenceError("a rank died while the job was being set up: start it again")
 
 
 def _digest(parameters: Sequence[Tensor]) -> str:

@@ -1,20 +1,28 @@
-"""From a repaired world to a decision.
-
-The table that every survivor holds, and what the log says of the policy's answer to it.
-"""
+"""What the survivors of a failure tell each other, and the table that all of them make of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Self
 
 from grad_txn.errors import DivergenceError
-from workload_policy import Decision, Plan, Role, SurvivorRecord
+from ulfm_core import Membership
+from workload_policy import Plan, Role, SurvivorRecord
 
 __all__ = ["Record", "table_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What one rank tells all others in the record phase of a repair."""
+    """What one rank tells all others in the record phase of a repair (ReCoVer, Algorithm 3).
+
+    Attributes:
+        replica: Its replica.
+        position: Its index inside the replica.
+        step: The step it is in.
+        role: The replica's role in the plan before this failure is dealt with.
+        contributed: Microbatches of the step that the replica has finished.
+        microbatch: Its place in the step, for diagnosis.
+    """
 
     replica: int
     position: int
@@ -24,19 +32,12 @@ class Record:
     microbatch: int
 
     def to_row(self) -> tuple[int, ...]:
-        """The record as the integers that travel."""
-        return (
-            self.replica,
-            self.position,
-            self.step,
-            int(self.role),
-            self.contributed,
-            self.microbatch,
-        )
+        """Return the record as the integers that travel."""
+        return tuple(map(int, astuple(self)))
 
     @classmethod
-    def from_row(cls, row: Sequence[int]) -> "Record":
-        """The record of a row that `to_row` made."""
+    def from_row(cls, row: Sequence[int]) -> Self:
+        """Return the record of a row that `to_row` made."""
         replica, position, step, role, contributed, microbatch = row
         return cls(
             replica=replica,
@@ -49,14 +50,14 @@ class Record:
 
 
 def table_of(
-    rows: Sequence[Sequence[int]], plan: Plan, *, replica_size: int
+    rows: Sequence[Sequence[int]], plan: Plan, membership: Membership
 ) -> tuple[SurvivorRecord, ...]:
     """Return one row for each surviving replica, for the policy.
 
     Args:
         rows: The records of all surviving ranks, as they travelled.
         plan: The plan in force.
-        replica_size: Ranks in a replica.
+        membership: The survivors.
 
     Raises:
         DivergenceError: A rank is in another step, or the ranks of a replica disagree.
@@ -74,7 +75,7 @@ def table_of(
                 f"replica {replica} is in steps {steps}, this one in step {plan.step}"
             )
         told = {(record.role, record.contributed) for record in records}
-        if len(records) != replica_size or len(told) != 1:
+        if len(records) != len(membership.ranks_of(replica)) or len(told) != 1:
             raise DivergenceError(
                 f"the {len(records)} ranks of replica {replica} disagree in step {plan.step}: "
                 f"{sorted(told)}"
@@ -88,24 +89,3 @@ def table_of(
             )
         )
     return tuple(table)
-
-
-def failure_line(
-    decision: Decision, *, epoch: int, failed_ranks: Sequence[int]
-) -> dict[str, object]:
-    """The fields of the `failure` event."""
-    plan = decision.plan
-    recounted = {replica: list(ids) for replica, ids in decision.recounted.items() if ids}
-    return {
-        "step": plan.step,
-        "epoch": epoch,
-        "failed": list(decision.failed),
-        "failed_ranks": list(failed_ranks),
-        "boundary": decision.boundary,
-        "restore": decision.restore.value,
-        "promoted": decision.promoted,
-        "extra": {replica: list(ids) for replica, ids in decision.extra.items() if ids},
-        "queued": list(decision.queued),
-        "contributions": plan.contributions,
-        **({"recounted": recounted} if recounted else {}),
-    }

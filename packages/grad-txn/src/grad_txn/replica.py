@@ -1,18 +1,69 @@
 """A replica as a torch.distributed world of its own."""
 
 import os
-import socket
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ulfm_core import Subgroup, UlfmError, World
+import ulfm_core
+from ulfm_core import Outcome, Subgroup, UlfmError, World, environment
+from ulfm_core.world import Detection
 
-__all__ = ["of_all_ranks", "replica_world"]
+__all__ = ["Joined", "join", "lone_world", "of_all_ranks", "replica_world"]
 
 _ADDRESS_BYTES = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    """Where a training process stands in its job.
+
+    Attributes:
+        world: The job's communicator, over all ranks of all replicas.
+        process_group: torch's default group, over the ranks of this rank's replica.
+        device: What this rank computes on.
+    """
+
+    world: World
+    process_group: dist.ProcessGroup
+    device: torch.device
+
+
+def join(
+    *,
+    replica_size: int,
+    detection: Detection,
+    step_limit: float,
+    place: Callable[[World], torch.device],
+) -> Joined:
+    """Join the job's world, with a bound on every wait, and make the replica a torch world.
+
+    Collective over all ranks of the job; once a process.
+
+    Args:
+        replica_size: Ranks in a replica.
+        detection: See `ulfm_core.init`.
+        step_limit: Seconds without progress after which this rank is ended.
+        place: Returns the device of this rank, before CUDA is initialised.
+
+    Raises:
+        ulfm_core.UsageError: An argument has a value that cannot work.
+        UlfmError: A rank died meanwhile.
+    """
+    # Longer than the step limit: who hangs is ended by its own guard, which says where, and not by
+    # those who wait for it.
+    patience = 2 * step_limit + 60
+    world = ulfm_core.init(replica_size=replica_size, detection=detection, wait_limit=patience)
+    world.set_step_limit(step_limit)
+    device = place(world)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    group = replica_world(world, device=device, timeout=patience)
+    return Joined(world=world, process_group=group, device=device)
 
 
 def replica_world(
@@ -34,33 +85,49 @@ def replica_world(
         UlfmError: A rank of the replica died meanwhile.
         RuntimeError: torch.distributed is initialised already.
     """
-    size, position = world.replica_size, world.position
-    limit = timedelta(seconds=timeout)
+    ranks = world.membership.ranks_of(world.replica)
+    size = len(ranks)
     if size == 1:
-        store: Any = dist.HashStore()  # type: ignore[attr-defined]
-        host, port = "127.0.0.1", 0
+        environment.set_torch_world(rank=0, world_size=1, address="127.0.0.1", port=0)
+        return lone_world(device=device, timeout=timeout)
+    limit = timedelta(seconds=timeout)
+    replica = world.subgroup(ranks)
+    if world.position == 0:
+        host = _address(world)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, 0, size, is_master=True, timeout=limit, wait_for_workers=False
+        )
+        port = store.port
+        _tell(world, replica, f"{host} {port}")
     else:
-        first = world.replica * size
-        replica = world.subgroup(range(first, first + size))
-        if position == 0:
-            host = _address(world)
-            store = dist.TCPStore(  # type: ignore[attr-defined]
-                host, 0, size, is_master=True, timeout=limit, wait_for_workers=False
-            )
-            port = store.port
-            _tell(world, replica, f"{host} {port}")
-        else:
-            host, number = _tell(world, replica, "").split()
-            port = int(number)
-            store = dist.TCPStore(  # type: ignore[attr-defined]
-                host, port, size, is_master=False, timeout=limit
-            )
-    os.environ |= {
-        "RANK": str(position),
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": str(port),
-    }
+        host, number = _tell(world, replica, "").split()
+        port = int(number)
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, size, is_master=False, timeout=limit
+        )
+    environment.set_torch_world(rank=world.position, world_size=size, address=host, port=port)
+    return _default_group(store, rank=world.position, size=size, device=device, timeout=timeout)
+
+
+def lone_world(
+    *, device: torch.device | None = None, timeout: float = 600.0
+) -> dist.ProcessGroup:
+    """Make this process a torch.distributed world of its own, and return its group. Local.
+
+    Args:
+        device: Of the training; a CUDA device gets NCCL beside gloo.
+        timeout: Seconds that an operation may take.
+
+    Raises:
+        RuntimeError: torch.distributed is initialised already.
+    """
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    return _default_group(store, rank=0, size=1, device=device, timeout=timeout)
+
+
+def _default_group(
+    store: Any, *, rank: int, size: int, device: torch.device | None, timeout: float
+) -> dist.ProcessGroup:
     backend = "gloo"
     if device is not None and device.type == "cuda":
         backend = "cpu:gloo,cuda:nccl"
@@ -68,9 +135,9 @@ def replica_world(
     dist.init_process_group(
         backend,
         store=store,
-        rank=position,
+        rank=rank,
         world_size=size,
-        timeout=limit,
+        timeout=timedelta(seconds=timeout),
         # With it NCCL makes its communicator here and now, and not in the first step, where making
         # one with a peer that has died would wait.
         device_id=device if device is not None and device.type == "cuda" else None,
@@ -80,7 +147,7 @@ def replica_world(
     return group
 
 
-def of_all_ranks(value: float, *, group: dist.ProcessGroup, device: torch.device) -> list[float]:
+def of_all_ranks(value: float, *, process_group: dist.ProcessGroup, device: torch.device) -> list[float]:
     """Return every rank's value, in the order of the ranks. Collective over the replica.
 
     A sum made of them is the same on all replicas to the last bit; an all-reduce may add in another
@@ -88,12 +155,12 @@ def of_all_ranks(value: float, *, group: dist.ProcessGroup, device: torch.device
 
     Args:
         value: This rank's, a double.
-        group: The replica's process group.
+        process_group: The replica's.
         device: Of what travels: one that the group's backend serves.
     """
     mine = torch.tensor([value], dtype=torch.float64, device=device)
-    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, mine, group=group)
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(process_group))]
+    dist.all_gather(gathered, mine, group=process_group)
     return [float(one) for one in gathered]
 
 
@@ -112,14 +179,13 @@ def _tell(world: World, replica: Subgroup, text: str) -> str:
     line = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
     raw = text.encode()
     line[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
-    if world.broadcast(line, root=0, among=replica).wait().name != "OK":
+    if world.broadcast(line, root=0, among=replica).wait() is not Outcome.OK:
         raise UlfmError("a rank of the replica died while its world was made: start the job again")
     return bytes(line.tolist()).rstrip(b"\0").decode()
 
 
 def _address(world: World) -> str:
     """Where the other ranks of the replica reach this one."""
-    local = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", world.initial_size))
-    if local == world.initial_size:
+    if environment.local_size() == world.initial_size:
         return "127.0.0.1"
-    return os.environ.get("ULFM_HOST") or socket.gethostname()  # the latter without ulfmrun
+    return environment.host()

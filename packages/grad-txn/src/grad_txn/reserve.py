@@ -14,7 +14,7 @@ __all__ = ["Reserve"]
 
 
 class Reserve:
-    """The redundant stacks of one rank in one step after another.
+    """The gradients of the redundant stacks that one rank has computed, step after step.
 
     Args:
         buckets: The gradient buckets, see `grad_txn.gradients.Gradients`.

@@ -1,13 +1,13 @@
-"""The gradients of one step, reduced so that nothing is lost when a peer dies.
+"""The buckets of one step: staged, reduced, and brought back when a peer has died.
 
-A `StepTransaction` holds, for every bucket, the sum this replica has accumulated and the sum over
-the replicas, each reduction tagged with the world epoch it ran in (ReCoVer, section 4.2). Until
-`commit` the accumulated sums can be had back:
+A `Staging` holds, for every bucket, the sum that this replica has accumulated and the sum over the
+replicas, each reduction tagged with the world epoch it ran in (ReCoVer, section 4.2). Until `divide`
+the accumulated sums can be had back:
 
-* staging ``no-copy``: the reduction goes to a second buffer, so the accumulated gradient *is* the
-  snapshot, and restoring costs nothing;
-* staging ``snapshot``: the reduction runs in place on a framework's own buffer, after a copy to a
-  pooled one.
+* ``no-copy``: the reduction goes to a second buffer, so the accumulated gradient *is* the snapshot,
+  and restoring costs nothing;
+* ``snapshot``: the reduction runs in place on a framework's own buffer, after a copy to a pooled
+  one.
 """
 
 import threading
@@ -18,72 +18,72 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from grad_txn.communicator import Communicator, Work
+from grad_txn.communicator import Reducer, Work
 from grad_txn.errors import UsageError
+from ulfm_core import Outcome
 
-__all__ = ["STAGINGS", "Staging", "StepTransaction"]
+__all__ = ["STAGINGS", "Staging", "StagingMode"]
 
-Staging = Literal["no-copy", "snapshot"]
-STAGINGS: tuple[Staging, ...] = ("no-copy", "snapshot")
+StagingMode = Literal["no-copy", "snapshot"]
+STAGINGS: tuple[StagingMode, ...] = ("no-copy", "snapshot")
 
 
-class StepTransaction:
-    """Stage, reduce, restore and commit the buckets of one rank, step after step.
+class Staging:
+    """Stage, reduce and restore the buckets of one rank, step after step.
 
     Args:
-        world: the communicator.
-        buckets: the accumulated gradients: flat contiguous tensors, one dtype and device each.
-        staging: where the pre-reduction state is kept.
+        reducer: Sums over the cross-replica group.
+        buckets: The accumulated gradients: flat contiguous tensors, one dtype and device each.
+        mode: Where the state before a reduction is kept.
 
     Memory: one buffer more for every bucket, allocated here and never again.
+
+    Raises:
+        UsageError: There is no such mode.
     """
 
     def __init__(
-        self, world: Communicator, buckets: Sequence[Tensor], *, staging: Staging = "no-copy"
+        self, reducer: Reducer, buckets: Sequence[Tensor], *, mode: StagingMode = "no-copy"
     ) -> None:
-        if staging not in STAGINGS:
-            message = f"staging {staging!r} is unknown: use {' or '.join(STAGINGS)}"
-            raise UsageError(message)
-        self._world = world
+        if mode not in STAGINGS:
+            raise UsageError(f"staging {mode!r} is unknown: use {' or '.join(STAGINGS)}")
+        self.mode = mode
+        self._reducer = reducer
         self._buckets = tuple(bucket.detach() for bucket in buckets)
-        self._in_place = staging == "snapshot"
+        self._in_place = mode == "snapshot"
         # The sums over the replicas (no-copy), or the accumulated sums before their reduction
         # (snapshot).
         self._second = tuple(torch.empty_like(bucket) for bucket in self._buckets)
-        self._epochs: list[int | None] = [None] * len(self._buckets)
-        self._works: list[Work] = []
+        self._works: list[Work | None] = [None] * len(self._buckets)
         self._restoration: _Restoration | None = None
 
     def __len__(self) -> int:
         return len(self._buckets)
 
-    # --------------------------------------------------------------------------------------- stage
-    # and reduce
+    # -------------------------------------------------------------------------- stage and reduce
 
     def begin(self) -> None:
         """Start a step, or an extended pass over the same step: nothing is reduced yet. Local."""
-        self._works.clear()
-        self._epochs = [None] * len(self._buckets)
+        self._works = [None] * len(self._buckets)
 
     def reduce(self, index: int, *, contribute: bool) -> Work:
-        """Stage bucket `index`, tag it with the epoch, and post its reduction.
-
-        Args:
-            index: which bucket; the same order on every replica.
-            contribute: False for a spare: it adds nothing, and its gradient stays as it is.
+        """Stage bucket `index` and post its reduction.
 
         Collective over the cross-replica group. Returns at once.
+
+        Args:
+            index: Which bucket; the same order on every replica.
+            contribute: False for a spare: it adds nothing, and its gradient stays as it is.
         """
         # Nobody else waits in an extended pass that has no microbatch for this replica.
         self.wait_restored()
         bucket, second = self._buckets[index], self._second[index]
         if self._in_place:
             second.copy_(bucket)
-            work = self._world.all_reduce(bucket, contribute=contribute)
+            work = self._reducer.all_reduce(bucket, contribute=contribute)
         else:
-            work = self._world.all_reduce(bucket, second, contribute=contribute)
-        self._epochs[index] = self._world.epoch
-        self._works.append(work)
+            work = self._reducer.all_reduce(bucket, second, contribute=contribute)
+        self._works[index] = work
         return work
 
     def drain(self) -> bool:
@@ -91,29 +91,34 @@ class StepTransaction:
 
         Others may have seen another outcome: only an agreement makes it common.
         """
-        outcomes = [work.wait().name for work in self._works]
-        return set(outcomes) <= {"OK"} and None not in self._epochs
+        # All of them, also when one has failed: none may still write when this returns.
+        outcomes = [None if work is None else work.wait() for work in self._works]
+        return all(outcome is Outcome.OK for outcome in outcomes)
 
-    # ---------------------------------------------------------------------------------------
-    # restore
+    # ----------------------------------------------------------------------------------- restore
 
-    @property
-    def stale(self) -> tuple[int, ...]:
-        """Buckets whose reduction was posted in an older epoch (ReCoVer, Algorithm 5)."""
-        now = self._world.epoch
-        return tuple(i for i, epoch in enumerate(self._epochs) if epoch is not None and epoch < now)
+    def stale(self, epoch: int) -> tuple[int, ...]:
+        """Buckets whose reduction was posted in an epoch before this (ReCoVer, Algorithm 5)."""
+        return tuple(
+            index
+            for index, work in enumerate(self._works)
+            if work is not None and work.epoch < epoch
+        )
 
-    def restore(self, *, blocking: bool) -> int:
+    def restore(self, epoch: int, *, blocking: bool) -> int:
         """Bring the accumulated gradient of every stale bucket back; return how many there were.
 
         Non-blocking, the copies run beside the next forward: on a side stream, or a thread on CPUs;
         `wait_restored` ends that. With no-copy staging there is nothing to bring back. Local.
+
+        Args:
+            epoch: The epoch of the repaired world.
+            blocking: Whether to return only when they are back.
         """
-        stale = self.stale
+        stale = self.stale(epoch)
         self.wait_restored()
         if self._in_place and stale:
-            pairs = [(self._buckets[i], self._second[i]) for i in stale]
-            self._restoration = _Restoration(pairs)
+            self._restoration = _Restoration([(self._buckets[i], self._second[i]) for i in stale])
             if blocking:
                 self.wait_restored()
         return len(stale)
@@ -130,21 +135,21 @@ class StepTransaction:
         self._restoration = None
         return seconds
 
-    # --------------------------------------------------------------------------------------- commit
+    # -------------------------------------------------------------------------------- the result
 
     @property
     def sums(self) -> tuple[Tensor, ...]:
         """The sums over the replicas, one a bucket: for reading, once they are drained."""
         return self._buckets if self._in_place else self._second
 
-    def commit(self, divisor: int, *, scale: float = 1.0) -> None:
+    def divide(self, divisor: int, *, scale: float = 1.0) -> None:
         """Leave the sums over the replicas, divided by `divisor`, in the buckets.
+
+        Local, after the agreement that commits the step: nothing can be brought back after it.
 
         Args:
             divisor: Always B.
             scale: What clipping multiplies them by. It costs no pass over memory of its own.
-
-        Local, after the agreement.
         """
         for bucket, total in zip(self._buckets, self.sums, strict=True):
             if scale == 1.0:

@@ -7,37 +7,32 @@ rank 0. Then the event log is verified, the report is drawn, and what happened i
 lines.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from grad_txn.demonstration import demonstrate
-from grad_txn.schedule import At, Kill
+from grad_txn.failures import At, Kill
+from grad_txn.programs.demonstration import Demonstration, demonstrate
 
 __all__ = ["main"]
 
-REPLICAS = 2
-RANKS = 4
-SCHEDULE = (Kill(step=8, replica=0, rank=2, at=At.FORWARD, microbatch=2),)
-FLAGS = (
-    *("--tp", "2", "--pp", "2", "--steps", "16", "--grad-accum", "4", "--policy", "exact"),
-    *("--precision", "bfloat16", "--layers", "4", "--width", "32", "--sequence", "64"),
-    *("--batch", "2", "--warmup", "4", "--bucket-mb", "0.05"),
+DEMONSTRATION = Demonstration(
+    module="integrations_3d.demo",
+    about=__doc__,
+    program="integrations_3d.pretrain",
+    flags=(
+        *("--tp", "2", "--pp", "2", "--steps", "16", "--grad-accum", "4", "--policy", "exact"),
+        *("--precision", "bfloat16", "--layers", "4", "--width", "32", "--sequence", "64"),
+        *("--batch", "2", "--warmup", "4", "--bucket-mb", "0.05"),
+    ),
+    ranks=8,
+    replicas="two replicas of four ranks, TP 2 x PP 2",
+    schedule=(Kill(step=8, replica=0, position=2, at=At.FORWARD, microbatch=2),),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; 0 if everything held."""
-    parser = argparse.ArgumentParser(prog="python -m integrations_3d.demo", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="where it all goes")
-    return demonstrate(
-        parser.parse_args(arguments).out,
-        ("-m", "integrations_3d.pretrain", *FLAGS),
-        ranks=REPLICAS * RANKS,
-        replicas="two replicas of four ranks, TP 2 x PP 2",
-        schedule=SCHEDULE,
-    )
+    return demonstrate(DEMONSTRATION, arguments)
 
 
 if __name__ == "__main__":

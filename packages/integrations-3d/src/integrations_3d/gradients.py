@@ -13,7 +13,6 @@ equal on all replicas to the last bit, in whatever order a collective inside a r
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from grad_txn.errors import UsageError
 from grad_txn.replica import of_all_ranks
-from integrations_3d.errors import ConfigError
+from integrations_3d.slots import Slot, cut, in_accumulator, in_own_buffers
 
 __all__ = ["NanotronGradients", "ParallelContext"]
 
@@ -38,18 +37,6 @@ class ParallelContext(Protocol):
     tp_pg: dist.ProcessGroup
     pp_pg: dist.ProcessGroup
     world_ranks_to_pg: Mapping[tuple[int, ...], dist.ProcessGroup]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Slot:
-    """Where a parameter's gradient lies in a bucket."""
-
-    name: str
-    parameter: Any
-    bucket: int
-    begin: int
-    end: int
-    view: Tensor  # in the parameter's shape
 
 
 class NanotronGradients:
@@ -90,11 +77,19 @@ class NanotronGradients:
         self._fresh = True
         self._earlier: list[Tensor] = []
         self._buckets: list[Tensor] = []
-        self._slots: list[_Slot] = []
+        self._slots: list[Slot] = []
         parameters = {name: p for name, p in self._named_parameters() if p.requires_grad}
-        places = self._in_accumulator if accumulator is not None else self._in_own_buffers
-        for base, members in places(parameters):
-            self._cut(base, members, limit=bucket_mb * 2**20)
+        places = (
+            in_own_buffers(parameters)
+            if accumulator is None
+            else in_accumulator(accumulator, parameters)
+        )
+        for base, members in places:
+            for bucket, slots in cut(
+                base, members, limit=bucket_mb * 2**20, first_bucket=len(self._buckets)
+            ):
+                self._buckets.append(bucket)
+                self._slots += slots
         self._counted = [slot for slot in self._slots if self._counts(slot)]
         self._tied = self._tied_groups()
         knows_loss = (
@@ -109,59 +104,7 @@ class NanotronGradients:
         """Each parameter once, under the name that the accumulator knows it by."""
         yield from self._inside.get_named_params_with_correct_tied()
 
-    def _in_accumulator(
-        self, parameters: Mapping[str, Any]
-    ) -> Iterator[tuple[Tensor, list[tuple[int, str, Any]]]]:
-        base = getattr(self._accumulator, "_contiguous_fp32_grad_buffer", None)
-        if base is None:
-            raise ConfigError(
-                f"{type(self._accumulator).__name__} has no contiguous buffer of gradients, as "
-                "Nanotron's accumulators have: set optimizer.accumulate_grad_in_fp32 to false"
-            )
-        members = []
-        for name, parameter in parameters.items():
-            view = self._accumulator.get_grad_buffer(name)
-            offset = (view.data_ptr() - base.data_ptr()) // base.element_size()
-            assert 0 <= offset <= base.numel() - view.numel()
-            members.append((offset, name, parameter))
-        yield base, sorted(members, key=lambda member: member[0])
-
-    def _in_own_buffers(
-        self, parameters: Mapping[str, Any]
-    ) -> Iterator[tuple[Tensor, list[tuple[int, str, Any]]]]:
-        for dtype in dict.fromkeys(parameter.dtype for parameter in parameters.values()):
-            members, length = [], 0
-            for name, parameter in parameters.items():
-                if parameter.dtype == dtype:
-                    members.append((length, name, parameter))
-                    length += parameter.numel()
-            yield torch.zeros(length, dtype=dtype, device=members[0][2].device), members
-
-    def _cut(self, base: Tensor, members: list[tuple[int, str, Any]], *, limit: float) -> None:
-        """Cut a buffer into buckets, at the borders of parameters."""
-        first = 0
-        for index, (offset, _, parameter) in enumerate(members):
-            end = offset + parameter.numel()
-            size = (end - members[first][0]) * base.element_size()
-            if size < limit and index < len(members) - 1:
-                continue
-            begin = members[first][0]
-            for at, name, member in members[first : index + 1]:
-                view = base[at : at + member.numel()].view(member.shape)
-                self._slots.append(
-                    _Slot(
-                        name=name,
-                        parameter=member,
-                        bucket=len(self._buckets),
-                        begin=at - begin,
-                        end=at - begin + member.numel(),
-                        view=view,
-                    )
-                )
-            self._buckets.append(base[begin:end])
-            first = index + 1
-
-    def _counts(self, slot: _Slot) -> bool:
+    def _counts(self, slot: Slot) -> bool:
         """Whether the gradient counts in the norm here, and not at another rank that has it too."""
         if dist.get_rank(self._alike) != 0:
             return False
@@ -240,9 +183,7 @@ class NanotronGradients:
         losses = self._of_all(loss)
         return math.fsum(losses[rank] for rank in self._with_loss) / len(self._with_loss)
 
-    # ------------------------------------------------------------------------------- Nanotron's
-
-    def show(self) -> None:
+    def expose(self) -> None:
         """Have the optimizer see what the buckets hold. Collective over the replica.
 
         Parameters that several ranks have get the gradient of the first one of them: reduced across
@@ -265,6 +206,8 @@ class NanotronGradients:
             elif name in offsets:
                 begin, end = offsets[name]
                 copies["fp32"].grad = grad.view(-1)[begin:end]
+
+    # ------------------------------------------------------------------------------- Nanotron's
 
     def _collect(self) -> None:
         """See that what backward left lies in the buckets."""
@@ -299,5 +242,6 @@ class NanotronGradients:
         )
 
     def _of_all(self, value: float) -> list[float]:
-        group = self._context.world_pg
-        return of_all_ranks(value, group=group, device=self._buckets[0].device)
+        return of_all_ranks(
+            value, process_group=self._context.world_pg, device=self._buckets[0].device
+        )

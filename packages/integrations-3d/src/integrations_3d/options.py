@@ -1,41 +1,25 @@
-"""The command line of the reference program, checked before anything is started."""
+"""The flags of the reference program, beside those that all reference programs share."""
 
 import argparse
-from collections.abc import Sequence
 
-from grad_txn.options import (
-    OptionError,
-    Parser,
-    add_failures,
-    add_job,
-    add_model,
-    add_running,
-    at_least,
-    check,
-)
+from grad_txn.programs.flags import FlagGroup, Flags, OptionError, at_least
 
-__all__ = ["parse", "replica_size_of"]
+__all__ = ["add_flags", "check", "replica_size_of"]
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the flags; argparse ends the program with code 2 where one is malformed.
-
-    Raises:
-        OptionError: Flags do not fit each other.
-    """
-    parser = Parser(
-        prog="python -m integrations_3d.pretrain",
-        description="Pre-train a small LLaMA-style byte-level decoder with Nanotron, through the "
-        "loss of ranks. Run it under ulfmrun: ulfmrun -n 8 -m integrations_3d.pretrain --tp 2 "
-        "--pp 2 --steps 20 --grad-accum 8 --out run",
-    )
-    job = add_job(parser)
+def add_flags(parser: Flags, job: FlagGroup, model: FlagGroup) -> None:
+    """Add the parallelism inside a replica, and how it computes."""
     job.add_argument(
         "--precision",
         choices=("float32", "bfloat16"),
         default="float32",
         help="of parameters and computation; with bfloat16 gradients are accumulated in float32 "
         "(default: %(default)s)",
+    )
+    model.add_argument(
+        "--tie-embeddings",
+        action="store_true",
+        help="use one matrix for tokens and for their prediction",
     )
     replica = parser.add_argument_group("parallelism inside a replica of T x P x D ranks")
     replica.add_argument(
@@ -68,18 +52,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default="all_reduce",
         help="reduce_scatter is sequence parallelism (default: %(default)s)",
     )
-    add_failures(parser)
-    model = add_model(parser)
-    model.add_argument(
-        "--tie-embeddings",
-        action="store_true",
-        help="use one matrix for tokens and for their prediction",
-    )
-    add_running(parser)
-    options = parser.parse_args(arguments)
-    check(options)
-    _check(options)
-    return options
 
 
 def replica_size_of(options: argparse.Namespace) -> int:
@@ -88,9 +60,12 @@ def replica_size_of(options: argparse.Namespace) -> int:
     return size
 
 
-def _check(options: argparse.Namespace) -> None:
-    if options.policy == "stacked":
-        raise OptionError("--policy stacked: not with pipelines; use static, exact or adaptive")
+def check(options: argparse.Namespace) -> None:
+    """Check these flags against the others.
+
+    Raises:
+        OptionError: Some cannot work together.
+    """
     tp, heads = options.tp, options.heads
     if options.width % heads or options.width // heads % 2:
         raise OptionError(

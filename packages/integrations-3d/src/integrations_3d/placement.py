@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from integrations_3d.errors import ConfigError
-from ulfm_core import World
+from ulfm_core import World, environment
 
 __all__ = ["devices_of", "take_device"]
 
@@ -54,7 +54,7 @@ def take_device(world: World) -> torch.device:
     Raises:
         ConfigError: There are fewer GPUs than ranks on this host.
     """
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = os.environ.get(environment.CUDA_VISIBLE_DEVICES)
     devices: Sequence[str] = ()
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
@@ -62,12 +62,12 @@ def take_device(world: World) -> torch.device:
     local_rank, visible = devices_of(
         world.rank,
         replica_size=world.replica_size,
-        local_rank=int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]),
-        local_size=int(os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"]),
+        local_rank=environment.local_rank(),
+        local_size=environment.local_size(),
         devices=devices,
     )
-    os.environ["LOCAL_RANK"] = str(local_rank)
+    os.environ[environment.LOCAL_RANK] = str(local_rank)
     if not devices:
         return torch.device("cpu")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+    os.environ[environment.CUDA_VISIBLE_DEVICES] = ",".join(visible)
     return torch.device("cuda", local_rank)

@@ -2,49 +2,41 @@
 
     ulfmrun -n 8 -m integrations_3d.pretrain --tp 2 --pp 2 --steps 20 --grad-accum 8 --out run
 
-`integrations_3d.training` shows what a training program needs; this module checks the input
-first.
+`integrations_3d.training` shows what a training program needs.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from grad_txn.options import BAD_INPUT, MISTAKES, started
-from integrations_3d.errors import ConfigError, NanotronMissingError
-from integrations_3d.options import parse, replica_size_of
+from grad_txn.programs.run import Program, Setting, run
+from integrations_3d.options import add_flags, check, replica_size_of
 
-__all__ = ["main"]
+__all__ = ["PROGRAM", "main"]
+
+
+def _train(setting: Setting) -> None:
+    from integrations_3d.training import train
+
+    train(setting)
+
+
+PROGRAM = Program(
+    module="integrations_3d.pretrain",
+    description="Pre-train a small LLaMA-style byte-level decoder with Nanotron, through the loss "
+    "of ranks.",
+    example="ulfmrun -n 8 -m integrations_3d.pretrain --tp 2 --pp 2",
+    add_flags=add_flags,
+    check=check,
+    replica_size=replica_size_of,
+    shape=lambda options: f"--tp {options.tp} --pp {options.pp} --dp-inner {options.dp_inner}",
+    train=_train,
+    redundant_stacks=False,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program.
-
-    Returns:
-        0 when training is done, 2 with one line on stderr when the input is wrong.
-    """
-    try:
-        _check_and_train(parse(arguments))
-    except (ConfigError, NanotronMissingError, *MISTAKES) as error:
-        print(f"pretrain: {error}", file=sys.stderr)
-        return BAD_INPUT
-    return 0
-
-
-def _check_and_train(options: argparse.Namespace) -> None:
-    """Check what can be checked before torch and MPI are started, then train."""
-    size = replica_size_of(options)
-    schedule = started(
-        options,
-        module="integrations_3d.pretrain",
-        replica_size=size,
-        because=f"--tp {options.tp} --pp {options.pp} --dp-inner {options.dp_inner}",
-        of=f" of {size}",
-    )
-
-    from integrations_3d.training import train
-
-    train(options, schedule)
+    """Run the program; see `grad_txn.programs.run` for what it returns."""
+    return run(PROGRAM, arguments)
 
 
 if __name__ == "__main__":

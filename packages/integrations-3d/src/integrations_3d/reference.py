@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from nanotron.parallel.pipeline_parallel.tensor_pointer import TensorPointer
 
-from grad_txn.text import ByteText
+from grad_txn.programs.text import ByteText
 from integrations_3d.gradients import ParallelContext
 
 __all__ = ["StageText", "configuration"]

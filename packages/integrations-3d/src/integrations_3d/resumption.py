@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from grad_txn.errors import CheckpointError
 
-__all__ = ["newest", "read_state", "write_state"]
+__all__ = ["complete_optimizer", "newest", "read_state", "write_state"]
 
 _STATE = "grad_txn.json"
 
@@ -53,3 +55,17 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error})") from error
     return state
+
+
+def complete_optimizer(optimizer: Any, scheduler: Any) -> None:
+    """Do to a loaded optimizer of Nanotron's what Nanotron leaves undone. Local."""
+    base = optimizer.get_base_optimizer()
+    # The learning-rate schedule is made after the optimizer is loaded, which leaves that with the
+    # rate of the very first step.
+    for group, rate in zip(base.param_groups, scheduler.get_last_lr(), strict=True):
+        group["lr"] = rate
+    # Newer versions load to the CPU, and move what they have loaded in their training step.
+    for parameter, state in base.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.dim() > 0:
+                state[key] = value.to(parameter.device)

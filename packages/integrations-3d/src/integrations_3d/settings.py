@@ -1,13 +1,13 @@
-"""How a guarded Nanotron run goes about its failures."""
+"""How a resilient Nanotron run deals with failures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from grad_txn.job import Observer
-from grad_txn.schedule import Schedule
-from grad_txn.transaction import Staging
+from grad_txn.failures import Schedule
+from grad_txn.log.observer import Observer
+from grad_txn.staging import StagingMode
 from workload_policy import Policy
 
 __all__ = ["Resilience"]
@@ -20,10 +20,10 @@ class Resilience:
     out: Path
     """Directory of the event log."""
     policy: Policy | str = "static"
-    """Who redoes what; the name of a policy will do: static, exact, adaptive."""
+    """Who redoes what; anything that `workload_policy.load_policy` takes will do."""
     detection: Literal["deferred", "guarded"] = "deferred"
-    """One agreement a step, or one before every reduction."""
-    staging: Staging = "no-copy"
+    """Whether failures surface from the reductions, or each first makes sure that all are there."""
+    staging: StagingMode = "no-copy"
     """Where the gradient before its reduction is kept."""
     bucket_mb: float = 25.0
     """Size of a bucket of gradients in MiB."""

@@ -14,7 +14,6 @@ which reduces gradients across replicas, recovers from losses, and commits the s
 import inspect
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import ulfm_core
 from grad_txn.errors import CheckpointError
-from grad_txn.events import EventLog
+from grad_txn.failures import FailureInjector
 from grad_txn.job import Job
+from grad_txn.log.events import EventLog
+from grad_txn.log.lines import CheckpointLine
 from grad_txn.passes import Pass
-from grad_txn.replica import replica_world
-from grad_txn.schedule import FailureInjector
+from grad_txn.replica import join
 from integrations_3d.config import replica_size_of
 from integrations_3d.errors import NanotronMissingError
 from integrations_3d.placement import take_device
-from integrations_3d.resumption import newest, read_state, write_state
+from integrations_3d.resumption import complete_optimizer, newest, read_state, write_state
 from integrations_3d.settings import Resilience
-from workload_policy import PlanError, policy_named
+from integrations_3d.stream import Microbatch, Stream, Times, loss_of
+from ulfm_core import Membership, environment
+from workload_policy import PlanError, load_policy
 
 try:
     from nanotron import logging as nanotron_logging
@@ -46,10 +47,7 @@ try:
 except ImportError as error:
     raise NanotronMissingError(str(error), name=error.name) from error
 
-__all__ = ["Microbatch", "Resilient", "ResilientTrainer"]
-
-Microbatch = Mapping[str, Any]
-"""The model's arguments: tensors, and Nanotron's TensorPointers to those of other stages."""
+__all__ = ["Resilient", "ResilientTrainer"]
 
 
 class Resilient:
@@ -87,18 +85,13 @@ class Resilient:
         self, config: str | os.PathLike[str], resilience: Resilience, **arguments: Any
     ) -> None:
         self._settings = resilience
-        # Longer than the step limit: who hangs is ended by its own guard, which says where.
-        patience = 2 * resilience.step_limit + 60
-        self.world = ulfm_core.init(
+        here = join(
             replica_size=replica_size_of(config),
             detection=resilience.detection,
-            wait_limit=patience,
+            step_limit=resilience.step_limit,
+            place=take_device,
         )
-        self.world.set_step_limit(resilience.step_limit)
-        device = take_device(self.world)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        replica_world(self.world, device=device, timeout=patience)
+        self.world = here.world
         self._resumed_from: Path | None = None
         super().__init__(os.fspath(config), **arguments)  # type: ignore[call-arg]
 
@@ -136,22 +129,19 @@ class Resilient:
         )
         # The pipeline divides a loss by the number of microbatches of its pass. In 16-bit floats
         # their gradients would be rounded otherwise in a longer pass: one that makes up for a loss.
-        self._undivide = _Times()
+        self._undivide = Times()
         self.model.register_forward_hook(self._undivide)
-        started = int(os.environ.get("ULFM_INITIAL_WORLD_SIZE", world.initial_size))
         samples = tokens.micro_batch_size * self.parallel_context.dp_pg.size()
         log = EventLog(settings.out, world.rank)
+        policy = settings.policy
+        first = Membership.initial(environment.initial_size(), world.replica_size)
         self.job = Job(
             world,
             self._gradients,
-            _Optimizer(self.optimizer, before=self._gradients.show),  # type: ignore[arg-type]
-            policy=(
-                policy_named(settings.policy)
-                if isinstance(settings.policy, str)
-                else settings.policy
-            ),
+            self.optimizer,
+            policy=load_policy(policy) if isinstance(policy, str) else policy,
             grad_accum=tokens.batch_accumulation_per_replica,
-            replicas=started // world.replica_size,
+            replicas=len(first.living),
             log=log,
             scheduler=self.lr_scheduler,
             max_norm=self.config.optimizer.clip_grad,
@@ -174,7 +164,7 @@ class Resilient:
                     f"{self._resumed_from} cannot be resumed from ({error}); go on under the "
                     "policy it was written with"
                 ) from error
-            self._complete_optimizer()
+            complete_optimizer(self.optimizer, self.lr_scheduler)
         self.job.share(self._all_parameters())
         # Nanotron's counts of samples rest on it: what all replicas together commit in a step.
         self._samples_per_microbatch = samples
@@ -190,7 +180,7 @@ class Resilient:
                 `rows`.
             **arguments: Of Nanotron's train().
         """
-        self._stream = _Stream(microbatch)
+        self._stream = Stream(microbatch)
         self._steps = self.job.steps(self.config.tokens.train_steps)
         # Newer versions know stages of training, each with data of its own.
         stages = getattr(self.config, "data_stages", None)
@@ -204,8 +194,9 @@ class Resilient:
         outputs: Sequence[Mapping[str, Any]] = ()
         for work in step.passes():
             outputs = self._compute(work, dataloader)
-        self.grad_norm_unclipped = torch.tensor(step.line["grad_norm"])
-        self.global_batch_size = self._samples_per_microbatch * step.line["total"]
+        assert step.line is not None
+        self.grad_norm_unclipped = torch.tensor(step.line.grad_norm)
+        self.global_batch_size = self._samples_per_microbatch * step.line.total
         self.post_train_step()  # type: ignore[attr-defined]
         return (outputs, torch.tensor(step.loss), *([None] * self._further_losses()))
 
@@ -233,11 +224,9 @@ class Resilient:
         dist.barrier(group=self.parallel_context.world_pg)
         if self.world.position == 0:
             write_state(path, self.job.state_dict())
+            seconds = time.perf_counter() - begun
             self._log.write(
-                "checkpoint",
-                step=self.iteration_step,
-                path=str(path),
-                seconds=time.perf_counter() - begun,
+                CheckpointLine(step=self.iteration_step, path=str(path), seconds=seconds)
             )
         return path
 
@@ -277,22 +266,8 @@ class Resilient:
                 grad_accumulator=self.grad_accumulator,
             )
         )
-        work.finish([_loss_of(output) for output in outputs])
+        work.finish([loss_of(output) for output in outputs])
         return outputs
-
-    def _complete_optimizer(self) -> None:
-        """Do to a loaded optimizer what Nanotron leaves undone."""
-        optimizer = self.optimizer.get_base_optimizer()
-        # The learning-rate schedule is made after the optimizer is loaded, which leaves that with
-        # the rate of the very first step.
-        rates = self.lr_scheduler.get_last_lr()
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        # Newer versions load to the CPU, and move what they have loaded in their training step.
-        for parameter, state in optimizer.state.items():
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.dim() > 0:
-                    state[key] = value.to(parameter.device)
 
     def _all_parameters(self) -> list[Tensor]:
         parameters: list[Tensor] = list(self.model.parameters())
@@ -309,67 +284,3 @@ class Resilient:
 
 class ResilientTrainer(Resilient, DistributedTrainer):  # type: ignore[misc]
     """Nanotron's `DistributedTrainer`, made resilient; see `Resilient`."""
-
-
-class _Stream:
-    """The microbatches that are due, as the iterator that Nanotron takes for a data loader."""
-
-    def __init__(self, microbatch: Callable[[int], Microbatch]) -> None:
-        self.dataset = _Uncounted()
-        self._microbatch = microbatch
-        self._due: deque[int] = deque()
-
-    def __iter__(self) -> "_Stream":
-        return self
-
-    def __next__(self) -> Microbatch:
-        return self._microbatch(self._due.popleft())
-
-    def drawn(self, work: Pass, dataloader: Iterator[Microbatch]) -> Iterator[Microbatch]:
-        """Yield the microbatches of a pass from the data loader that Nanotron made of this."""
-        for number in work:
-            self._due.append(number)
-            yield next(dataloader)
-
-
-class _Uncounted:
-    """A data set of which newer versions of Nanotron ask how much was read. The log has it."""
-
-    def update_consumption_metrics(self, **_what: int) -> None:
-        """Count nothing."""
-
-    def get_consumption_stats(self) -> dict[str, Any]:
-        return {}
-
-
-class _Times:
-    """A forward hook that multiplies the model's loss."""
-
-    def __init__(self) -> None:
-        self.by = 1
-
-    def __call__(self, _model: object, _arguments: object, output: Any) -> Any:
-        if isinstance(output, Mapping):
-            return {**output, "loss": self(_model, _arguments, output["loss"])}
-        return output * self.by if isinstance(output, Tensor) else output
-
-
-class _Optimizer:
-    """What a job needs of an optimizer, of one of Nanotron's."""
-
-    def __init__(self, optimizer: Any, *, before: Callable[[], None]) -> None:
-        self._optimizer = optimizer
-        self._before = before
-
-    def register_step_pre_hook(self, hook: Callable[..., None]) -> Any:
-        return self._optimizer.get_base_optimizer().register_step_pre_hook(hook)
-
-    def step(self) -> None:
-        self._before()
-        self._optimizer.step()
-
-
-def _loss_of(output: Mapping[str, Any]) -> Tensor:
-    """The loss of a microbatch; zero where another stage computes it."""
-    loss = output["loss"]
-    return loss.detach() if isinstance(loss, Tensor) else torch.zeros(())

@@ -11,7 +11,6 @@ transaction's.
 # No `from __future__ import annotations`: DDP compares the hook's annotations with classes.
 import inspect
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,39 +20,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 from grad_txn.errors import UsageError
 
-__all__ = ["DDPGradients", "own_world"]
-
-
-def own_world(*, device: torch.device | None = None) -> dist.ProcessGroup:
-    """Make this rank a torch.distributed world of its own, and return its group.
-
-    Raises:
-        RuntimeError: torch.distributed is initialised already.
-    """
-    backend = "nccl" if device is not None and device.type == "cuda" else "gloo"
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group(
-        backend, store=store, rank=0, world_size=1, timeout=timedelta(minutes=5)
-    )
-    group = dist.group.WORLD
-    assert group is not None
-    return group
+__all__ = ["DDPGradients"]
 
 
 class DDPGradients:
     """A module in DDP, and the buckets of its gradients; a `grad_txn.gradients.Gradients`.
 
     Args:
-        module: the model, its parameters equal on all replicas.
-        group: a process group of this rank alone (`own_world`).
+        module: The model, its parameters equal on all replicas.
+        process_group: The replica's: of this rank alone.
         bucket_mb: DDP's bucket size, in MiB.
 
     Attributes:
-        model: what to call instead of `module`.
+        model: What to call instead of `module`.
     """
 
     def __init__(
-        self, module: nn.Module, *, group: dist.ProcessGroup, bucket_mb: float = 25.0
+        self, module: nn.Module, *, process_group: dist.ProcessGroup, bucket_mb: float = 25.0
     ) -> None:
         # Buffers are this replica's own; torch 2.13 renamed the switch.
         renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -62,7 +45,7 @@ class DDPGradients:
         }
         self.model = DistributedDataParallel(
             module,
-            process_group=group,
+            process_group=process_group,
             bucket_cap_mb=bucket_mb,
             gradient_as_bucket_view=True,
             init_sync=False,
@@ -126,6 +109,9 @@ class DDPGradients:
     def mean_loss(self, loss: float) -> float:
         """Return it: a rank computes whole microbatches."""
         return loss
+
+    def expose(self) -> None:
+        """Do nothing: each parameter's gradient is a view of a bucket."""
 
     def _hook(
         self,

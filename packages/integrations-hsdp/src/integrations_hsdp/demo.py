@@ -6,43 +6,37 @@ synchronization, world rank 0 first, and their replicas with them. Then the even
 verified, the report is drawn, and what happened is told in a few lines.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from grad_txn.demonstration import demonstrate
-from grad_txn.schedule import At, Kill
+from grad_txn.failures import At, Kill
+from grad_txn.programs.demonstration import Demonstration, demonstrate
 
 __all__ = ["main"]
 
-REPLICAS = 4
-GRAD_ACCUM = 8
-SHARDS = 2
-STEPS = 24
-# The first death finds no spare and crosses a policy boundary. Three replicas for 32 microbatches
-# are 2 majors of 11 and a minor of 10: no spare either, so the second one crosses a boundary too.
-SCHEDULE = (
-    Kill(step=8, replica=0, at=At.DURING_SYNC, bucket=1),
-    Kill(step=16, replica=2, rank=1, at=At.DURING_SYNC, bucket=0),
-)
-FLAGS = (
-    *("--steps", str(STEPS), "--grad-accum", str(GRAD_ACCUM), "--shard-size", str(SHARDS)),
-    *("--bucket-mb", "0.05"),
+DEMONSTRATION = Demonstration(
+    module="integrations_hsdp.demo",
+    about=__doc__,
+    program="integrations_hsdp.pretrain",
+    flags=(
+        *("--steps", "24", "--grad-accum", "8", "--shard-size", "2"),
+        *("--bucket-mb", "0.05"),
+    ),
+    ranks=8,
+    replicas="four replicas of two ranks",
+    # The first death finds no spare and crosses a policy boundary. Three replicas for 32
+    # microbatches are 2 majors of 11 and a minor of 10: no spare either, so the second one crosses
+    # a boundary too.
+    schedule=(
+        Kill(step=8, replica=0, at=At.DURING_SYNC, bucket=1),
+        Kill(step=16, replica=2, position=1, at=At.DURING_SYNC, bucket=0),
+    ),
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; 0 if everything held."""
-    parser = argparse.ArgumentParser(prog="python -m integrations_hsdp.demo", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="where it all goes")
-    return demonstrate(
-        parser.parse_args(arguments).out,
-        ("-m", "integrations_hsdp.pretrain", *FLAGS),
-        ranks=REPLICAS * SHARDS,
-        replicas="four replicas of two ranks",
-        schedule=SCHEDULE,
-    )
+    return demonstrate(DEMONSTRATION, arguments)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class FSDP1Gradients(ShardedGradients):
             to be saved by `torch.distributed.checkpoint` (by `process_group` it would be made of
             ShardedTensors, which asynchronous saving does not take). The strategy is FULL_SHARD or
             SHARD_GRAD_OP; with or without `use_orig_params`.
-        group: The replica's process group.
+        process_group: The replica's.
         bucket_mb: Bucket size, in MiB.
 
     Raises:
@@ -41,15 +41,16 @@ class FSDP1Gradients(ShardedGradients):
     """
 
     def __init__(
-        self, model: nn.Module, *, group: dist.ProcessGroup, bucket_mb: float = 25.0
+        self, model: nn.Module, *, process_group: dist.ProcessGroup, bucket_mb: float = 25.0
     ) -> None:
         if not isinstance(model, FullyShardedDataParallel):
             raise UsageError(
                 f"{type(model).__name__} is not wrapped by FSDP1: use "
                 "FullyShardedDataParallel(model, process_group=GROUP), GROUP the replica's ranks"
             )
+        several = dist.get_world_size(process_group) > 1
         for module in FullyShardedDataParallel.fsdp_modules(model):
-            if module.sharding_strategy not in _OF_ONE_AXIS and dist.get_world_size(group) > 1:
+            if module.sharding_strategy not in _OF_ONE_AXIS and several:
                 raise UsageError(
                     f"the sharding strategy is {module.sharding_strategy.name}: use FULL_SHARD or "
                     "SHARD_GRAD_OP, replicas are outside of FSDP here"
@@ -63,7 +64,7 @@ class FSDP1Gradients(ShardedGradients):
         self._passing = False
         super().__init__(
             (parameter for parameter in model.parameters() if parameter.requires_grad),
-            group=group,
+            process_group=process_group,
             bucket_mb=bucket_mb,
             as_grad=_as_it_is,
         )

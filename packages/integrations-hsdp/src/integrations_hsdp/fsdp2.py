@@ -26,7 +26,7 @@ class FSDP2Gradients(ShardedGradients):
     Args:
         model: The root module that `fully_shard` was applied to, over the replica's ranks alone,
             materialised, and not changed any more.
-        group: The replica's process group.
+        process_group: The replica's.
         bucket_mb: Bucket size, in MiB.
         reshard: Free the gathered parameters after the backward of every microbatch, and gather
             them again in the next. Without, microbatches but the first and the last of a pass need
@@ -41,7 +41,7 @@ class FSDP2Gradients(ShardedGradients):
         self,
         model: nn.Module,
         *,
-        group: dist.ProcessGroup,
+        process_group: dist.ProcessGroup,
         bucket_mb: float = 25.0,
         reshard: bool = False,
     ) -> None:
@@ -61,7 +61,7 @@ class FSDP2Gradients(ShardedGradients):
         self._reshard = reshard
         super().__init__(
             (parameter for _, parameter in named),
-            group=group,
+            process_group=process_group,
             bucket_mb=bucket_mb,
             as_grad=_as_dtensor,
         )

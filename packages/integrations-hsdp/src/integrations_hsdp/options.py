@@ -1,34 +1,16 @@
-"""The command line of the reference program, checked before anything is started."""
+"""The flags of the reference program, beside those that all reference programs share."""
 
 import argparse
-from collections.abc import Sequence
 
-from grad_txn.options import (
-    OptionError,
-    Parser,
-    add_failures,
-    add_job,
-    add_model,
-    add_running,
-    at_least,
-    check,
-    policy_of,
-)
+from grad_txn.programs.flags import FlagGroup, Flags, OptionError, at_least
+
+__all__ = ["SHARDINGS", "add_flags", "check"]
 
 SHARDINGS = ("ddp", "fsdp2", "fsdp1")
 
-__all__ = ["OptionError", "parse", "policy_of"]
 
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the flags; argparse ends the program with code 2 where one is malformed."""
-    parser = Parser(
-        prog="python -m integrations_hsdp.pretrain",
-        description="Pre-train a small LLaMA-style byte-level decoder, through the loss of ranks. "
-        "Run it under ulfmrun: "
-        "ulfmrun -n 4 -m integrations_hsdp.pretrain --steps 20 --grad-accum 8 --out run",
-    )
-    job = add_job(parser)
+def add_flags(_parser: Flags, job: FlagGroup, model: FlagGroup) -> None:
+    """Add what shards a replica, and how it computes."""
     job.add_argument(
         "--shard-size",
         type=at_least(1),
@@ -47,33 +29,30 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default="float32",
         help="of the computation; parameters and sums stay float32 (default: %(default)s)",
     )
-    add_failures(parser)
-    model = add_model(parser)
     model.add_argument(
         "--recompute",
         action="store_true",
         help="keep no activations inside a layer, compute them again in backward",
     )
-    add_running(parser)
-    options = parser.parse_args(arguments)
-    _check(options)
-    check(options)
-    return options
 
 
-def _check(options: argparse.Namespace) -> None:
+def check(options: argparse.Namespace) -> None:
+    """Check these flags against the others, and choose the sharding if they do not.
+
+    Raises:
+        OptionError: Some cannot work together.
+    """
     size = options.shard_size
     if options.sharding is None:
         options.sharding = "ddp" if size == 1 else "fsdp2"
     if options.sharding == "ddp" and size > 1:
-        message = f"--sharding ddp --shard-size {size}: ddp shards nothing, use fsdp2 or fsdp1"
-        raise OptionError(message)
+        raise OptionError(
+            f"--sharding ddp --shard-size {size}: ddp shards nothing, use fsdp2 or fsdp1"
+        )
     if options.sharding == "ddp" and options.precision != "float32":
-        message = f"--precision {options.precision}: needs --sharding fsdp2 or fsdp1"
-        raise OptionError(message)
+        raise OptionError(f"--precision {options.precision}: needs --sharding fsdp2 or fsdp1")
     if options.batch % size:
-        message = (
+        raise OptionError(
             f"--batch {options.batch}: the {size} ranks of a replica share a microbatch, make it a "
             f"multiple of {size}"
         )
-        raise OptionError(message)

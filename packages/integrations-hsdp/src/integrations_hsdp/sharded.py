@@ -37,7 +37,7 @@ class ShardedGradients:
 
     Args:
         parameters: The sharded parameters, in the order of registration.
-        group: The replica's process group.
+        process_group: The replica's.
         bucket_mb: Bucket size, in MiB.
         as_grad: Makes of a view of a bucket what the parameter's `grad` is to be.
 
@@ -48,11 +48,11 @@ class ShardedGradients:
         self,
         parameters: Iterable[nn.Parameter],
         *,
-        group: dist.ProcessGroup,
+        process_group: dist.ProcessGroup,
         bucket_mb: float,
         as_grad: Callable[[Tensor, nn.Parameter], Tensor],
     ) -> None:
-        self._group = group
+        self._process_group = process_group
         self._ready: Callable[[int], None] | None = None
         self._told = 0
         self._slots: dict[nn.Parameter, _Slot] = {}
@@ -90,7 +90,7 @@ class ShardedGradients:
         for parameter in self._slots:
             parameter.grad = None
 
-    def show(self) -> None:
+    def expose(self) -> None:
         """Give the parameters what the buckets hold, for the optimizer. Local."""
         for parameter, slot in self._slots.items():
             parameter.grad = slot.grad
@@ -134,7 +134,7 @@ class ShardedGradients:
         return [parameter for parameter in self._slots if parameter.grad is not None]
 
     def finish_last(self) -> None:
-        """Take what is left, tell of all buckets, and show them to the optimizer. Local."""
+        """Take what is left, and tell of all buckets. Local."""
         for parameter in self.with_gradient():
             self.take(parameter)
         for slot in self._slots.values():
@@ -143,7 +143,6 @@ class ShardedGradients:
                 slot.fresh = False
         self._tell(everything=True)
         self._ready = None
-        self.show()
 
     def _tell(self, *, everything: bool) -> None:
         """Call `ready` for buckets in their order: it is that of the reductions on all replicas."""
@@ -172,7 +171,8 @@ class ShardedGradients:
         self._sizes.append(len(members))
 
     def _of_all(self, value: float) -> list[float]:
-        return of_all_ranks(value, group=self._group, device=self._buckets[0].device)
+        device = self._buckets[0].device
+        return of_all_ranks(value, process_group=self._process_group, device=device)
 
 
 def _grouped(parameters: Sequence[nn.Parameter], *, limit: float) -> Iterable[list[nn.Parameter]]:

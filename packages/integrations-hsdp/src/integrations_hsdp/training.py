@@ -3,7 +3,6 @@
 import argparse
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,58 +12,47 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim.lr_scheduler import LambdaLR
 
-import ulfm_core
 from grad_txn.checkpoint import Checkpoints, newest
 from grad_txn.errors import CheckpointError
-from grad_txn.events import EventLog
+from grad_txn.failures import FailureInjector
 from grad_txn.job import Job
-from grad_txn.options import observers_of, restarted
-from grad_txn.schedule import FailureInjector, Schedule
-from integrations_hsdp.data import ByteText, read_text
+from grad_txn.log.events import EventLog
+from grad_txn.log.lines import CheckpointLine
+from grad_txn.programs.flags import OptionError
+from grad_txn.programs.run import LostError, Setting, source_of
+from grad_txn.programs.text import ByteText, read_text
+from grad_txn.replica import join
 from integrations_hsdp.model import Decoder, ModelShape
-from integrations_hsdp.options import OptionError, policy_of
-from integrations_hsdp.replica import replica_world
 from integrations_hsdp.wrapping import wrap
+from ulfm_core import World, environment
 from workload_policy import PlanError, WorkloadPolicyError
 
-__all__ = ["LostError", "train", "warm_up_then_cosine"]
+__all__ = ["train", "warm_up_then_cosine"]
 
 
-class LostError(Exception):
-    """Those who are left cannot finish the step; says so on the rank that speaks for all."""
-
-
-def train(options: argparse.Namespace, schedule: Schedule) -> None:
+def train(setting: Setting) -> None:
     """Train as the flags say. Collective over all ranks of the job.
 
     Raises:
-        OptionError, CheckpointError: the input is wrong; nothing has been trained.
-        LostError: the survivors cannot go on; the state is saved.
+        OptionError, CheckpointError: The input is wrong; nothing has been trained.
+        LostError: The living cannot go on; the state is saved.
     """
+    options = setting.options
     text, shape = _inputs(options)
-    # Longer than the step limit: who hangs is ended by its own guard, which says where, and not by
-    # those who wait for it.
-    patience = 2 * options.step_limit + 60
-    world = ulfm_core.init(
-        replica_size=options.shard_size,
+    here = join(
+        replica_size=setting.replica_size,
         detection=options.detection,
-        wait_limit=patience,
+        step_limit=options.step_limit,
+        place=_device_of,
     )
-    world.set_step_limit(options.step_limit)
+    world, device = here.world, here.device
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device(
-            "cuda", int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) % torch.cuda.device_count()
-        )
-        torch.cuda.set_device(device)
 
     torch.manual_seed(options.seed)
-    group = replica_world(world, device=device, timeout=patience)
     gradients = wrap(
         Decoder(shape).to(device),
-        group=group,
+        process_group=here.process_group,
         sharding=options.sharding,
         bucket_mb=options.bucket_mb,
         low_precision=options.precision != "float32",
@@ -76,21 +64,19 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
     )
     scheduler = LambdaLR(optimizer, warm_up_then_cosine(options.warmup, options.steps))
     log = EventLog(options.out, world.rank)
-    started = int(os.environ.get("ULFM_INITIAL_WORLD_SIZE", world.initial_size))
-    replicas = started // world.replica_size
     job = Job(
         world,
         gradients,
         optimizer,
-        policy=policy_of(options),
+        policy=setting.policy,
         grad_accum=options.grad_accum,
-        replicas=replicas,
+        replicas=setting.replicas,
         log=log,
         scheduler=scheduler,
         max_norm=options.clip,
         staging=options.staging,
-        injector=FailureInjector(schedule, world.replica, world.position, log),
-        observers=observers_of(options, replicas=replicas),
+        injector=FailureInjector(setting.schedule, world.replica, world.position, log),
+        observers=setting.observers(),
         tokens_per_microbatch=options.batch * options.sequence,
         about={
             "seed": options.seed,
@@ -101,25 +87,17 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
     )
     checkpoints = Checkpoints(
         options.out / "checkpoints",
-        group=group,
+        process_group=here.process_group,
         written=lambda step, path, seconds: log.write(
-            "checkpoint", step=step, path=str(path), seconds=seconds
+            CheckpointLine(step=step, path=str(path), seconds=seconds)
         ),
     )
     state = _State(model, optimizer, scheduler, job)
-    source = _source(options)
-    if source is not None:
-        state.load(checkpoints, source)
-        # Started again by ulfmrun, a job may well find that all is done.
-        if not restarted() and job.plan.step >= options.steps:
-            raise OptionError(
-                f"--steps {options.steps}: {source} is the state before step {job.plan.step}, "
-                "so nothing is left to do; give more steps"
-            )
+    _resume(options, state, checkpoints, job)
     job.share(model.parameters())
 
     # The ranks of a replica share a microbatch among them.
-    rows = options.batch // world.replica_size
+    rows = options.batch // setting.replica_size
     mine = slice(world.position * rows, (world.position + 1) * rows)
 
     try:
@@ -134,16 +112,22 @@ def train(options: argparse.Namespace, schedule: Schedule) -> None:
         checkpoints.wait()
     except WorkloadPolicyError as error:  # all survivors get it alike, and none can go on
         told = ""
-        if world.replica == world.replicas[0]:
+        if world.replica == world.living[0]:
             world.beat("the last checkpoint")
             checkpoints.save(state.dict(), job.plan.step)
             checkpoints.wait()
             told = (
                 f"{error}; the state before step {job.plan.step} is in {checkpoints.directory}: "
-                f"start {replicas} replicas again with --resume"
+                f"start {setting.replicas} replicas again with --resume"
             )
         raise LostError(told if job.leads else "") from error
     job.finish(list(model.parameters()))
+
+
+def _device_of(_world: World) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", environment.local_rank() % torch.cuda.device_count())
 
 
 def _inputs(options: argparse.Namespace) -> tuple[ByteText, ModelShape]:
@@ -162,20 +146,9 @@ def _inputs(options: argparse.Namespace) -> tuple[ByteText, ModelShape]:
     return text, shape
 
 
-def _source(options: argparse.Namespace) -> Path | None:
-    """The checkpoint to go on from, if any."""
-    if options.resume is None and not restarted():
-        return None
-    directory = Path(options.resume or options.out / "checkpoints")
+def _newest(directory: Path) -> Path | None:
     found = newest(directory)
-    if found is not None:
-        return found[1]
-    if options.resume is not None:
-        message = (
-            f"no complete checkpoint in {directory}: --resume takes a directory with step-N in it"
-        )
-        raise CheckpointError(message)
-    return None  # restarted before the first checkpoint: from the beginning
+    return None if found is None else found[1]
 
 
 class _State:
@@ -224,6 +197,22 @@ class _State:
                 f"{path} cannot be resumed from ({error}); go on under the --policy it was written "
                 "with"
             ) from error
+
+
+def _resume(
+    options: argparse.Namespace, state: _State, checkpoints: Checkpoints, job: Job
+) -> None:
+    """Load the checkpoint that the flags ask for, if they do."""
+    source = source_of(options, _newest, naming="step-N")
+    if source is None:
+        return
+    state.load(checkpoints, source)
+    # Started again by ulfmrun, a job may well find that all is done.
+    if not environment.restart() and job.plan.step >= options.steps:
+        raise OptionError(
+            f"--steps {options.steps}: {source} is the state before step {job.plan.step}, "
+            "so nothing is left to do; give more steps"
+        )
 
 
 def warm_up_then_cosine(warmup: int, steps: int) -> Callable[[int], float]:

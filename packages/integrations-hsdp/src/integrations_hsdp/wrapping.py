@@ -33,18 +33,18 @@ Sharding = Literal["ddp", "fsdp2", "fsdp1"]
 def wrap(
     model: Decoder,
     *,
-    group: dist.ProcessGroup,
+    process_group: dist.ProcessGroup,
     sharding: Sharding,
     bucket_mb: float,
     low_precision: bool = False,
     recompute: bool = False,
 ) -> DDPGradients | FSDP2Gradients | FSDP1Gradients:
-    """Shard a model over the replica's ranks, if so. Collective over the replica.
+    """Wrap a model as the flags say: in DDP, or sharded over the replica. Collective over it.
 
     Args:
         model: On its device, the same on all ranks.
-        group: The replica's process group.
-        sharding: By what.
+        process_group: The replica's.
+        sharding: What wraps it.
         bucket_mb: Size of a bucket of gradients, in MiB.
         low_precision: Compute in bfloat16; reduce, add and step in float32.
         recompute: Keep no activations inside a layer.
@@ -58,15 +58,15 @@ def wrap(
     compute = torch.bfloat16 if low_precision else None
     reduction = torch.float32 if low_precision else None
     if sharding == "ddp":
-        return DDPGradients(model, group=group, bucket_mb=bucket_mb)
-    mesh = DeviceMesh.from_group(group, _device_of(model).type)
+        return DDPGradients(model, process_group=process_group, bucket_mb=bucket_mb)
+    mesh = DeviceMesh.from_group(process_group, _device_of(model).type)
     if sharding == "fsdp1":
         wrapped = FullyShardedDataParallel(
             model,
             device_mesh=mesh,  # and not process_group: only then its state is made of DTensors
             sharding_strategy=(
                 ShardingStrategy.FULL_SHARD
-                if dist.get_world_size(group) > 1
+                if dist.get_world_size(process_group) > 1
                 else ShardingStrategy.NO_SHARD
             ),
             auto_wrap_policy=ModuleWrapPolicy({Block}),
@@ -74,7 +74,7 @@ def wrap(
             device_id=_device_of(model),
             use_orig_params=True,
         )
-        return FSDP1Gradients(wrapped, group=group, bucket_mb=bucket_mb)
+        return FSDP1Gradients(wrapped, process_group=process_group, bucket_mb=bucket_mb)
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduction)
     # What was gathered for a forward stays for the backward: no communication inside the replica
     # but in the first and the last microbatch of a pass.
@@ -82,7 +82,7 @@ def wrap(
     for block in model.blocks:
         shard(block)
     shard(model)
-    return FSDP2Gradients(model, group=group, bucket_mb=bucket_mb)
+    return FSDP2Gradients(model, process_group=process_group, bucket_mb=bucket_mb)
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -4,56 +4,76 @@ Both are real jobs under `ulfmrun`. Ranks of the second are killed where a sched
 the event log is verified, the report is drawn, and what happened is told in a few lines.
 """
 
+import argparse
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from grad_txn.history import read_history
-from grad_txn.schedule import Kill, Schedule, dump_schedule
+from grad_txn.failures import Kill, Schedule, dump_schedule
+from grad_txn.log.history import read_history
+from ulfm_core.codes import FAILED, FINISHED
 
-__all__ = ["demonstrate"]
+__all__ = ["Demonstration", "demonstrate"]
 
 
-def demonstrate(
-    out: Path, program: Sequence[str], *, ranks: int, replicas: str, schedule: Schedule
-) -> int:
-    """Run it all; 0 if everything held.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demonstration:
+    """What is shown.
 
-    Args:
-        out: Where it all goes; emptied first.
-        program: What `ulfmrun` starts, with its flags but --out and --failures.
-        ranks: How many.
+    Attributes:
+        module: The demonstration itself, as ``python -m`` takes it.
+        about: What it does, for ``--help``.
+        program: The reference program that `ulfmrun` starts, a module.
+        flags: Its flags but --out and --failures.
+        ranks: How many ranks.
         replicas: What they are, in words.
         schedule: Who is killed in the second run.
     """
+
+    module: str
+    about: str
+    program: str
+    flags: tuple[str, ...]
+    ranks: int
+    replicas: str
+    schedule: Schedule
+
+
+def demonstrate(show: Demonstration, arguments: Sequence[str] | None = None) -> int:
+    """Run it all, as its command line says; return 0 if everything held."""
+    parser = argparse.ArgumentParser(prog=f"python -m {show.module}", description=show.about)
+    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="where it all goes")
+    out: Path = parser.parse_args(arguments).out
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     reference, run = out / "reference", out / "run"
     deaths = out / "failures.yaml"
-    deaths.write_text(dump_schedule(schedule))
+    deaths.write_text(dump_schedule(show.schedule))
 
-    _say(f"1. the reference: {replicas}, no failures")
-    if _train(program, ranks, reference):
-        return 1
-    _say(f"2. the run: {' and '.join(map(_told, schedule))}")
-    if _train(program, ranks, run, "--failures", str(deaths)):
-        return 1
+    _say(f"1. the reference: {show.replicas}, no failures")
+    if _train(show, reference):
+        return FAILED
+    _say(f"2. the run: {' and '.join(map(_told, show.schedule))}")
+    if _train(show, run, "--failures", str(deaths)):
+        return FAILED
     _say("3. the proof, from the event log alone")
     if _python("grad_txn.verify", str(run)):
-        return 1
+        return FAILED
     _say("4. the picture")
     if _python("grad_txn.report", str(run), "--reference", str(reference)):
-        return 1
+        return FAILED
     print(_summary(run, reference), flush=True)
-    return 0
+    return FINISHED
 
 
-def _train(program: Sequence[str], ranks: int, out: Path, *more: str) -> int:
+def _train(show: Demonstration, out: Path, *more: str) -> int:
     begun = time.monotonic()
-    code = _python("ulfm_core.launch", "-n", str(ranks), *program, "--out", str(out), *more)
+    program = ("-m", show.program, *show.flags, "--out", str(out), *more)
+    code = _python("ulfm_core.launch", "-n", str(show.ranks), *program)
     print(f"({time.monotonic() - begun:.0f} s)")
     return code
 
@@ -67,7 +87,7 @@ def _say(headline: str) -> None:
 
 
 def _told(kill: Kill) -> str:
-    return f"rank {kill.rank} of replica {kill.replica} is killed in step {kill.step} ({kill.at})"
+    return f"rank {kill.position} of replica {kill.replica} is killed in step {kill.step} ({kill.at})"
 
 
 def _summary(run: Path, reference: Path) -> str:
@@ -97,7 +117,7 @@ def _summary(run: Path, reference: Path) -> str:
             f"  {took} from the SIGKILL to the next commit, beyond those microbatches' compute.",
         ]
     microbatches = history.steps[-1].total
-    before, after = history.steps[0].replicas, history.steps[-1].replicas
+    before, after = history.steps[0].living, history.steps[-1].living
     first_death = min(recovery.step for recovery in history.recoveries)
     losses = {step.step: step.loss for step in without.steps}
     apart = max(abs(step.loss - losses[step.step]) / losses[step.step] for step in history.steps)

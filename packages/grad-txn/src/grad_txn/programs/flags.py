@@ -1,39 +1,24 @@
 """The flags that the reference programs share, and what of them can be checked at once."""
 
 import argparse
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-import ulfm_core
-from grad_txn.console import Console
-from grad_txn.errors import (
-    CheckpointError,
-    ExtraMissingError,
-    LogError,
-    ScheduleError,
-    UsageError,
-)
-from grad_txn.metrics import MetricsSink
-from grad_txn.runtime import Observer
-from grad_txn.schedule import At, Schedule, Shape, generate, load_schedule
-from grad_txn.transaction import STAGINGS
-from workload_policy import (
-    POLICY_NAMES,
-    LayoutError,
-    PlanError,
-    Policy,
-    PolicyNameError,
-    policy_named,
-)
+from grad_txn.errors import ScheduleError, UsageError
+from grad_txn.failures import At, Schedule, Shape, generate, load_schedule
+from grad_txn.log.console import Console
+from grad_txn.log.metrics import MetricsSink
+from grad_txn.log.observer import Observer
+from grad_txn.staging import STAGINGS
+from ulfm_core import environment
+from ulfm_core.codes import BAD_INPUT
+from workload_policy import POLICY_NAMES, Policy, PolicyNameError, load_policy
 
 __all__ = [
-    "BAD_INPUT",
-    "MISTAKES",
-    "Group",
+    "FlagGroup",
+    "Flags",
     "OptionError",
-    "Parser",
     "add_failures",
     "add_job",
     "add_model",
@@ -43,46 +28,26 @@ __all__ = [
     "observers_of",
     "policy_of",
     "positive",
-    "restarted",
     "schedule_of",
-    "started",
 ]
 
-Group = argparse._ArgumentGroup  # noqa: SLF001 - argparse gives its type no other name
+FlagGroup = argparse._ArgumentGroup  # noqa: SLF001 - argparse gives its type no other name
 
 
-class OptionError(ValueError):
+class OptionError(UsageError):
     """A flag, or a combination of them, that cannot work."""
 
 
-BAD_INPUT = 2
-"""The exit code of a program whose input is wrong."""
-
-MISTAKES = (
-    OptionError,
-    ulfm_core.UsageError,
-    CheckpointError,
-    ExtraMissingError,
-    LogError,
-    ScheduleError,
-    UsageError,
-    LayoutError,
-    PlanError,
-    PolicyNameError,
-)
-"""What a user can get wrong. Anything else is a bug and deserves its traceback."""
-
-
-class Parser(argparse.ArgumentParser):
+class Flags(argparse.ArgumentParser):
     """A parser that tells of a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
         """End the program with code 2."""
         # One line: the whole usage above a message hides the message.
-        self.exit(2, f"pretrain: {message}; --help lists the flags\n")
+        self.exit(BAD_INPUT, f"pretrain: {message}; --help lists the flags\n")
 
 
-def add_job(parser: argparse.ArgumentParser) -> Group:
+def add_job(parser: argparse.ArgumentParser) -> FlagGroup:
     """Add what a run is: its steps, batch, policy, checkpoints. Return the group of these flags."""
     job = parser.add_argument_group("job")
     job.add_argument("--steps", type=at_least(1), required=True, help="optimizer steps in all")
@@ -100,16 +65,17 @@ def add_job(parser: argparse.ArgumentParser) -> Group:
     )
     job.add_argument(
         "--policy",
-        choices=(*POLICY_NAMES, "stacked"),
-        default="static",
-        help="who redoes what (default: %(default)s); stacked needs the package spare-planner",
+        default=POLICY_NAMES[0],
+        metavar="NAME|module:NAME|FILE.py",
+        help=f"who redoes what: {', '.join(POLICY_NAMES)}; one of an installed package (stacked, of "
+        "spare-planner); or one of your own, see workload-policy (default: %(default)s)",
     )
     job.add_argument(
         "--redundancy",
         type=at_least(1),
         metavar="R",
-        help="of --policy stacked: replicas that host each shard type (default: the best for their "
-        "number)",
+        help="for a policy with redundant stacks: replicas that host each shard type (default: the "
+        "best for their number)",
     )
     job.add_argument(
         "--resume",
@@ -159,7 +125,7 @@ def add_failures(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_model(parser: argparse.ArgumentParser) -> Group:
+def add_model(parser: argparse.ArgumentParser) -> FlagGroup:
     """Add the text, the size of the model and the optimizer. Return the group of these flags."""
     model = parser.add_argument_group("model, data and optimizer")
     model.add_argument(
@@ -206,7 +172,8 @@ def add_running(parser: argparse.ArgumentParser) -> None:
         "--detection",
         choices=("deferred", "guarded"),
         default="deferred",
-        help="one agreement a step, or one before every reduction (default: %(default)s)",
+        help="deferred: failures surface from the reductions, and one agreement closes a step; "
+        "guarded: every reduction first makes sure that all are there (default: %(default)s)",
     )
     running.add_argument(
         "--staging",
@@ -243,41 +210,40 @@ def check(options: argparse.Namespace) -> None:
     """Check the flags that were added here against each other.
 
     Raises:
-        OptionError: some cannot work together.
+        OptionError: Some cannot work together.
     """
-    if options.redundancy is not None and options.policy != "stacked":
-        message = f"--redundancy {options.redundancy}: only --policy stacked has redundant stacks"
-        raise OptionError(message)
     if options.grad_accum == 0:
-        message = "--grad-accum 0 makes the global batch 0 microbatches: give at least 1"
-        raise OptionError(message)
+        raise OptionError("--grad-accum 0 makes the global batch 0 microbatches: give at least 1")
     if options.failures is not None and options.random_failures is not None:
-        message = "--failures and --random-failures exclude each other: choose one"
-        raise OptionError(message)
-    if options.resume is None and not restarted() and (options.out / "events").exists():
-        message = (
+        raise OptionError("--failures and --random-failures exclude each other: choose one")
+    if options.resume is None and not environment.restart() and (options.out / "events").exists():
+        raise OptionError(
             f"--out {options.out} holds the log of an earlier run: choose another directory, "
             "or --resume"
         )
-        raise OptionError(message)
 
 
 def policy_of(options: argparse.Namespace) -> Policy:
-    """Return the policy.
+    """Return the policy. Every rank makes its own, and all are equal.
 
     Raises:
-        PolicyNameError: its package is not installed.
+        PolicyNameError: There is none of this name, or its file or module cannot be used.
+        OptionError: It does not take the flags that were given for it.
     """
-    chosen = {} if options.redundancy is None else {"redundancy": options.redundancy}
-    return policy_named(options.policy, **chosen)
+    if options.redundancy is None:
+        return load_policy(options.policy)
+    try:
+        return load_policy(options.policy, redundancy=options.redundancy)
+    except PolicyNameError as error:
+        raise OptionError(f"--redundancy {options.redundancy}: {error}") from error
 
 
 def schedule_of(options: argparse.Namespace, *, replicas: int, replica_size: int) -> Schedule:
     """Return the failure schedule, the same on every rank.
 
     Raises:
-        ScheduleError: a written one cannot be read, or does not fit.
-        OptionError: one cannot be drawn.
+        ScheduleError: A written one cannot be read, or does not fit.
+        OptionError: One cannot be drawn.
     """
     shape = Shape(replicas=replicas, replica_size=replica_size, steps=options.steps)
     if options.failures is not None:
@@ -290,50 +256,6 @@ def schedule_of(options: argparse.Namespace, *, replicas: int, replica_size: int
         except ScheduleError as error:
             raise OptionError(f"--random-failures {count}: {error}") from error
     return ()
-
-
-def restarted() -> bool:
-    """Whether `ulfmrun` has started the job again."""
-    return int(os.environ.get("ULFM_RESTART", "0")) > 0
-
-
-def started(
-    options: argparse.Namespace, *, module: str, replica_size: int, because: str, of: str = ""
-) -> Schedule:
-    """Check how the program was started, before torch and MPI are. Return the failure schedule.
-
-    Args:
-        options: The flags.
-        module: The program, as `python -m` takes it.
-        replica_size: Ranks in a replica.
-        because: The flags that make it so.
-        of: What else to say of the replicas.
-
-    Raises:
-        ScheduleError: A written schedule cannot be read, or does not fit.
-        OptionError: It was not started by `ulfmrun`, or on a number of ranks that does not fit; a
-            schedule cannot be drawn; or there is no such text.
-    """
-    if "OMPI_COMM_WORLD_SIZE" not in os.environ:
-        message = f"not started as a rank of a job: run `ulfmrun -n N -m {module} ...`"
-        raise OptionError(message)
-    ranks = int(os.environ["OMPI_COMM_WORLD_SIZE"])
-    replicas, left = divmod(ranks, replica_size)
-    if left:
-        message = (
-            f"{because}: {ranks} ranks are no whole number of replicas{of}; start a multiple of "
-            f"{replica_size}"
-        )
-        raise OptionError(message)
-    # A schedule belongs to the first start of a job; its replicas have other numbers after a
-    # restart.
-    schedule: Schedule = ()
-    if not restarted():
-        schedule = schedule_of(options, replicas=replicas, replica_size=replica_size)
-    if options.text is not None and not Path(options.text).is_file():
-        message = f"--text {options.text}: no such file; give any text file, or leave it out"
-        raise OptionError(message)
-    return schedule
 
 
 def observers_of(options: argparse.Namespace, *, replicas: int) -> list[Observer]:
@@ -358,11 +280,9 @@ def at_least(least: int) -> Callable[[str], int]:
         try:
             value = int(text)
         except ValueError:
-            message = f"{text!r} is no whole number"
-            raise argparse.ArgumentTypeError(message) from None
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
         if value < least:
-            message = f"{value} is less than {least}"
-            raise argparse.ArgumentTypeError(message)
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
         return value
 
     return number
@@ -373,9 +293,7 @@ def positive(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        message = f"{text!r} is no number"
-        raise argparse.ArgumentTypeError(message) from None
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
     if not value > 0:
-        message = f"{text} is not positive"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
     return value

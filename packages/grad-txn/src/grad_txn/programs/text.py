@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from grad_txn.options import OptionError
+from grad_txn.programs.flags import OptionError
 
 __all__ = ["ByteText", "read_text"]
 
@@ -17,7 +17,7 @@ def read_text(path: str | None) -> bytes:
     """Return the bytes of a file, or of the English text that ships with CPython.
 
     Raises:
-        OptionError: the file cannot be read.
+        OptionError: The file cannot be read.
     """
     if path is None:
         topics: dict[str, str] = importlib.import_module(DEFAULT_TEXT).topics
@@ -35,13 +35,13 @@ class ByteText:
     id computes the same.
 
     Args:
-        text: the text.
-        batch: windows in a microbatch.
-        sequence: tokens in a window.
-        seed: of the draw.
+        text: The text.
+        batch: Windows in a microbatch.
+        sequence: Tokens in a window.
+        seed: Of the draw of windows.
 
     Raises:
-        OptionError: the text is shorter than one window.
+        OptionError: The text is shorter than one window.
     """
 
     def __init__(self, text: bytes, *, batch: int, sequence: int, seed: int) -> None:

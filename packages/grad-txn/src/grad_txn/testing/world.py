@@ -23,13 +23,14 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from grad_txn.events import EventLog
-from grad_txn.schedule import FailureInjector, Kill
-from ulfm_core import Agreement, Outcome, Repair, ReplicaCondemnedError
+from grad_txn.failures import FailureInjector, Kill
+from grad_txn.log.events import EventLog
+from grad_txn.log.lines import InjectLine
+from ulfm_core import Agreement, Membership, Outcome, Repair, ReplicaCondemnedError
 
-__all__ = ["PlainGradients", "RankThread", "ThreadInjector", "ThreadWorld"]
+__all__ = ["RankThread", "ThreadInjector", "ThreadWorld"]
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -69,13 +70,12 @@ class ThreadWorld:
         lost: Lost | None = None,
         seconds: float = 20.0,
     ) -> None:
-        self.size = replicas * replica_size
-        self.replica_size = replica_size
+        first = Membership.initial(replicas * replica_size, replica_size)
         self._lost = lost or (lambda _rank, _epoch, _number: False)
         self._seconds = seconds
         self._changed = threading.Condition()
-        self._living = set(range(self.size))
-        self._members = [tuple(range(self.size))]  # by epoch
+        self._living = set(first.ranks)
+        self._memberships = [first]  # by epoch
         self._revoked: set[int] = set()
         self._meetings: dict[tuple[object, ...], _Meeting] = {}
 
@@ -101,7 +101,7 @@ class ThreadWorld:
             finally:
                 self._end(rank.rank)
 
-        ranks = [RankThread(self, number) for number in range(self.size)]
+        ranks = [RankThread(self, number) for number in self.membership(0).ranks]
         threads = [threading.Thread(target=live, args=(rank,), daemon=True) for rank in ranks]
         for thread in threads:
             thread.start()
@@ -113,9 +113,9 @@ class ThreadWorld:
             raise TimeoutError(f"the ranks did not end within {3 * self._seconds:g} s")
         return results
 
-    def members(self, epoch: int) -> tuple[int, ...]:
-        """The ranks that are part of the world of this epoch."""
-        return self._members[epoch]
+    def membership(self, epoch: int) -> Membership:
+        """Return who is part of the world of this epoch."""
+        return self._memberships[epoch]
 
     def _end(self, rank: int) -> None:
         with self._changed:
@@ -152,10 +152,10 @@ class RankThread:
     """One rank: a `grad_txn.communicator.Communicator`. See `ulfm_core.World` for what it does."""
 
     def __init__(self, world: ThreadWorld, rank: int) -> None:
+        first = world.membership(0)
         self.rank = rank
-        self.initial_size = world.size
-        self.replica_size = world.replica_size
-        self.replica, self.position = divmod(rank, world.replica_size)
+        self.replica = first.replica_of(rank)
+        self.position = first.position_of(rank)
         self.epoch = 0
         self.beats: list[str] = []
         self._world = world
@@ -164,19 +164,19 @@ class RankThread:
         self._on_phase: Callable[[str, int], None] | None = None
 
     @property
+    def membership(self) -> Membership:
+        """The living, as last agreed."""
+        return self._world.membership(self.epoch)
+
+    @property
     def members(self) -> tuple[int, ...]:
-        """Initial ranks of the living, as last agreed."""
-        return self._world.members(self.epoch)
+        """Their initial ranks."""
+        return self.membership.ranks
 
     @property
     def group(self) -> tuple[int, ...]:
         """Those of them at this rank's position."""
-        return tuple(rank for rank in self.members if rank % self.replica_size == self.position)
-
-    @property
-    def group_size(self) -> int:
-        """Living replicas."""
-        return len(self.group)
+        return self.membership.group_of(self.position)
 
     def die(self) -> NoReturn:
         """End this rank here and now, as SIGKILL would."""
@@ -239,7 +239,7 @@ class RankThread:
         Raises:
             ReplicaCondemnedError: A peer of this rank's own replica is gone.
         """
-        world, before, epoch = self._world, self.members, self.epoch
+        world, before, epoch = self._world, self.membership, self.epoch
         for work in self._works:
             work.wait()
         begun = time.perf_counter()
@@ -249,22 +249,20 @@ class RankThread:
         world._bring(key, self.rank, tuple(record))  # noqa: SLF001
 
         def close(brought: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-            living = world._living.intersection(before)  # noqa: SLF001
-            size = self.replica_size
-            whole = [
-                rank
-                for rank in sorted(living)
-                if living.issuperset(range(rank - rank % size, rank - rank % size + size))
-            ]
-            world._members.append(tuple(whole))  # noqa: SLF001
-            return {rank: brought[rank] for rank in whole}
+            living = world._living  # noqa: SLF001
+            broken = {before.replica_of(rank) for rank in before.ranks if rank not in living}
+            after = before.without(
+                rank for replica in broken for rank in before.ranks_of(replica)
+            )
+            world._memberships.append(after)  # noqa: SLF001
+            return {rank: brought[rank] for rank in after.ranks}
 
         records = world._await(  # noqa: SLF001
             key,
-            lambda brought: world._living.intersection(before) <= brought.keys(),  # noqa: SLF001
+            lambda brought: world._living.intersection(before.ranks) <= brought.keys(),  # noqa: SLF001
             close,
         )
-        failed = tuple(rank for rank in before if rank not in records)
+        failed = tuple(rank for rank in before.ranks if rank not in records)
         self.epoch += 1
         self._agreements = 0
         self._works.clear()
@@ -331,6 +329,7 @@ class _Work:
         combine: Callable[[Sequence[Tensor]], Tensor],
     ) -> None:
         self._world = world
+        self.epoch = key[0]
         self._rank = rank.rank
         self._group = key[1]
         self._key = key
@@ -346,7 +345,7 @@ class _Work:
         """Block until it has ended; return how it ended on this rank."""
         if self.done():
             return self._outcome
-        world, epoch = self._world, self._key[0]
+        world, epoch = self._world, self.epoch
 
         def ready(brought: Mapping[int, Tensor]) -> bool:
             missing = set(self._group) - brought.keys()
@@ -376,54 +375,7 @@ class ThreadInjector(FailureInjector):
         super().__init__(schedule, rank.replica, rank.position, log)
         self._rank = rank
 
-    def _die(self, kill: Kill, bucket: int | None, microbatch: int | None) -> None:
-        self._log.write(
-            "inject",
-            step=kill.step,
-            at=kill.at,
-            replica=kill.replica,
-            position=kill.rank,
-            bucket=bucket,
-            microbatch=microbatch,
-        )
+    def _die(self, line: InjectLine) -> None:
+        self._log.write(line)
         self._log.close()
         self._rank.die()
-
-
-class PlainGradients:
-    """The gradients of a module, one bucket a parameter; a `grad_txn.gradients.Gradients`."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._buckets = []
-        for parameter in module.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-            self._buckets.append(parameter.grad.view(-1))
-        self._ready: Callable[[int], None] | None = None
-
-    @property
-    def buckets(self) -> Sequence[Tensor]:
-        """One flat tensor a parameter."""
-        return self._buckets
-
-    def begin_microbatch(self, *, last: bool, ready: Callable[[int], None]) -> None:
-        """Remember whether the buckets are final after this one."""
-        self._ready = ready if last else None
-
-    def end_microbatch(self) -> None:
-        """Tell that they are."""
-        if self._ready is not None:
-            for index in range(len(self._buckets)):
-                self._ready(index)
-
-    def zero(self) -> None:
-        """Set all buckets to zero."""
-        for bucket in self._buckets:
-            bucket.zero_()
-
-    def norm(self, sums: Sequence[Tensor]) -> float:
-        """Return the norm of all `sums` together."""
-        return float(torch.linalg.vector_norm(torch.cat(list(sums))))
-
-    def mean_loss(self, loss: float) -> float:
-        """Return it: a rank computes whole microbatches."""
-        return loss
