@@ -9,9 +9,10 @@ from typing import Any
 
 from preload import Launched, Preloaded
 
-from grad_txn.schedule import Kill, dump_schedule
-from grad_txn.verify import verify
-from workload_policy import Plan, SurvivorRecord, policy_named
+from grad_txn.failures import Kill, dump_schedule
+from grad_txn.log.verify import verify
+from ulfm_core import Membership
+from workload_policy import Policy, Promise, agreed_table, load_policy
 
 PRETRAIN = "integrations_hsdp.pretrain"
 SMALL = (
@@ -58,10 +59,19 @@ class Case:
             *SMALL,
         ]  # fmt: skip
 
+    @property
+    def membership(self) -> Membership:
+        """Everyone at the start."""
+        return Membership.initial(self.replicas * self.shard_size, self.shard_size)
+
     def ranks_of(self, replicas: Iterable[int]) -> list[int]:
         """The ranks of these replicas."""
-        size = self.shard_size
-        return [rank for one in sorted(replicas) for rank in range(one * size, (one + 1) * size)]
+        return [rank for one in sorted(replicas) for rank in self.membership.ranks_of(one)]
+
+    def chosen_policy(self) -> Policy:
+        """The policy that decides."""
+        chosen = {} if self.redundancy is None else {"redundancy": self.redundancy}
+        return load_policy(self.policy, **chosen)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -155,7 +165,8 @@ def problems_of(
         dead: The replicas that were killed; by default those that the schedule names.
     """
     case = run.case
-    problems = list(verify(run.out, allow_shrinking_batch=case.policy == "adaptive").problems)
+    shrinks = case.chosen_policy().promise is Promise.NONE
+    problems = list(verify(run.out, allow_shrinking_batch=shrinks).problems)
     if run.code != 0:
         problems.append(f"ulfmrun ended with {run.code}: {run.said[-1500:]}")
     if dead is None:
@@ -171,7 +182,8 @@ def problems_of(
             line["parameters"]
             for rank, lines in run.events.items()
             for line in lines
-            if line["event"] == "exit" and line["code"] == 0 and rank % case.shard_size == position
+            if line["event"] == "exit" and line["code"] == 0
+            if case.membership.position_of(rank) == position
         }
         if len(shards) != 1:
             problems.append(f"divergent: parameters {shards} at position {position}")
@@ -188,7 +200,8 @@ def apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def _differences(run: Run, reference: Mapping[int, tuple[float, float]]) -> Iterator[str]:
-    equal_until = run.case.steps if run.case.policy in {"exact", "stacked"} else run.first_failure()
+    exact = run.case.chosen_policy().promise is Promise.EXACT
+    equal_until = run.case.steps if exact else run.first_failure()
     for step, values in run.trajectory().items():
         if step < equal_until and apart(values, reference[step]):
             yield f"step {step}: loss and norm {values}, without failures {reference[step]}"
@@ -196,33 +209,18 @@ def _differences(run: Run, reference: Mapping[int, tuple[float, float]]) -> Iter
 
 def _replayed_otherwise(run: Run) -> Iterator[str]:
     """Decide once more upon the failures that the log tells of; the log has to say the same."""
-    redundancy = run.case.redundancy
-    chosen = {} if redundancy is None else {"redundancy": redundancy}
-    policy = policy_named(run.case.policy, **chosen)
+    policy = run.case.chosen_policy()
     plan = policy.start(replicas=run.case.replicas, grad_accum=run.case.grad_accum)
     failures = {(line["epoch"], line["step"], tuple(line["failed"])) for line in run.of("failure")}
     for step, line in sorted(run.steps().items()):
         for _, when, failed in sorted(failures):
             if when == step:
-                plan = policy.on_failure(plan, _table(plan, failed)).plan
+                plan = policy.on_failure(plan, agreed_table(plan, failed)).plan
         counted = {str(replica): list(ids) for replica, ids in plan.committed_ids.items()}
         if line["ids"] != counted:
             yield f"step {step} committed {line['ids']}, by its policy {counted}"
             return
-        _, plan = policy.commit(plan)
-
-
-def _table(plan: Plan, failed: Sequence[int]) -> list[SurvivorRecord]:
-    return [
-        SurvivorRecord(
-            replica=replica,
-            role=plan.roles[replica],
-            contributed=len(plan.assigned[replica]),
-            microbatch=0,
-        )
-        for replica in plan.members
-        if replica not in failed
-    ]
+        _, plan = policy.advance(plan)
 
 
 def _lines(file: Path) -> Iterator[Event]:

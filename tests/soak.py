@@ -31,7 +31,7 @@ from pathlib import Path
 from jobs import Case, Run, Trainer, problems_of
 from preload import Launched, Preloaded
 
-from grad_txn.schedule import Shape, generate
+from grad_txn.failures import Shape, generate
 
 BOUND = 90.0
 STEP_LIMIT = 20.0

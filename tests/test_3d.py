@@ -15,9 +15,9 @@ from conftest import References
 from jobs import Case, Trainer, apart, problems_of
 from preload import Launched, Preloaded
 
-from grad_txn.history import read_history
-from grad_txn.schedule import At, Kill
-from grad_txn.verify import verify
+from grad_txn.failures import At, Kill
+from grad_txn.log.history import read_history
+from grad_txn.log.verify import verify
 
 pytestmark = [
     pytest.mark.timeout(300),  # the first one waits for all of torch to be read from a cold disk
@@ -90,7 +90,7 @@ def nanotron(nanotron_preloaded: Preloaded, tmp_path: Path) -> NanotronTrainer:
 
 
 def name(one: Nanotron) -> str:
-    deaths = ",".join(f"{k.replica}.{k.rank}@{k.at}:{k.step}" for k in one.kills)
+    deaths = ",".join(f"{k.replica}.{k.position}@{k.at}:{k.step}" for k in one.kills)
     return f"{one.replicas}of{one.tp}x{one.pp}x{one.dp_inner}-{'-'.join(one.more)}-{deaths}"
 
 
@@ -161,7 +161,7 @@ def any_single_rank() -> list[Nanotron]:
     for number, at in enumerate(4 * OUTSIDE):
         shape = next(shapes)
         size = shape().shard_size
-        kill = Kill(step=1, replica=number % 2, rank=number // 2 % size, at=at)
+        kill = Kill(step=1, replica=number % 2, position=number // 2 % size, at=at)
         staging, detection = next(WAYS)
         policy = ("exact", "static")[number % 2]
         jobs.append(shape(kills=(kill,), policy=policy, staging=staging, detection=detection))
@@ -175,8 +175,8 @@ def in_recovery() -> list[Nanotron]:
             pp=2,
             more=more,
             kills=(
-                Kill(step=1, replica=2, rank=turn, at=At.DURING_SYNC),
-                Kill(step=1, replica=turn, rank=1 - turn, at=at),
+                Kill(step=1, replica=2, position=turn, at=At.DURING_SYNC),
+                Kill(step=1, replica=turn, position=1 - turn, at=at),
             ),
         )
         for at in INSIDE
@@ -186,8 +186,8 @@ def in_recovery() -> list[Nanotron]:
 
 def half_the_replicas() -> list[Nanotron]:
     kills = (
-        Kill(step=1, replica=3, rank=0, at=At.AFTER_SYNC),
-        Kill(step=2, replica=0, rank=1, at=At.DURING_SYNC, bucket=1),
+        Kill(step=1, replica=3, position=0, at=At.AFTER_SYNC),
+        Kill(step=2, replica=0, position=1, at=At.DURING_SYNC, bucket=1),
     )
     kinds: list[dict[str, Any]] = [
         {"pp": 2, "more": ("--tie-embeddings",)},
@@ -209,7 +209,7 @@ def test_a_stage_that_dies_amid_the_schedule_takes_its_replica_down_at_once(
     victim: int, nanotron: NanotronTrainer, whole: References
 ) -> None:
     # Its peers wait for it in a send or receive of the pipeline, or in one of tensor parallelism.
-    kills = (Kill(step=1, replica=1, rank=victim, at=At.FORWARD, microbatch=2),)
+    kills = (Kill(step=1, replica=1, position=victim, at=At.FORWARD, microbatch=2),)
     job = shaped(2, tp=2, pp=2, grad_accum=4, kills=kills)
     run = nanotron.run(job, timeout=50)
     assert problems_of(run, whole(job)) == []
@@ -221,7 +221,7 @@ def test_a_stage_that_dies_amid_the_schedule_takes_its_replica_down_at_once(
 
 def test_more_stages_than_extra_microbatches(nanotron: NanotronTrainer, whole: References) -> None:
     # A pass of one: Nanotron's own 1f1b takes at least as many as stages but one.
-    kills = (Kill(step=1, replica=1, rank=2, at=At.BEFORE_SYNC),)
+    kills = (Kill(step=1, replica=1, position=2, at=At.BEFORE_SYNC),)
     job = shaped(3, pp=3, grad_accum=2, kills=kills, more=("--tie-embeddings",))
     run = nanotron.run(job, timeout=50)
     assert problems_of(run, whole(job)) == []
@@ -233,8 +233,8 @@ def test_a_spare_runs_the_schedule_and_takes_the_place_of_the_dead(
 ) -> None:
     # Three replicas for four microbatches: two of two, and a spare.
     kills = (
-        Kill(step=1, replica=0, rank=1, at=At.BEFORE_SYNC),
-        Kill(step=3, replica=1, rank=0, at=At.DURING_SYNC),
+        Kill(step=1, replica=0, position=1, at=At.BEFORE_SYNC),
+        Kill(step=3, replica=1, position=0, at=At.DURING_SYNC),
     )
     job = shaped(4, pp=2, grad_accum=1, steps=5, kills=kills, policy="static")
     run = nanotron.run(job, timeout=50)

@@ -7,8 +7,8 @@ import pytest
 from conftest import References
 from jobs import Case, Run, Trainer, apart
 
-from grad_txn.schedule import At, Kill
-from grad_txn.verify import verify
+from grad_txn.failures import At, Kill
+from grad_txn.log.verify import verify
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch]
 
@@ -66,7 +66,7 @@ def test_resume_sharded_replicas(
         whole,
         sharding=sharding,
         shard_size=2,
-        kills=(Kill(step=1, replica=0, rank=1, at=At.DURING_SYNC),),
+        kills=(Kill(step=1, replica=0, position=1, at=At.DURING_SYNC),),
     )
     job = trainer.start(first, "run", "--checkpoint-every", "4", program=lost_after(trainer, 6))
     assert job.wait(60) == 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 from jobs import Case, Trainer, apart, problems_of
 
-from grad_txn.schedule import At, Kill
+from grad_txn.failures import At, Kill
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = [pytest.mark.mpi, pytest.mark.torch]

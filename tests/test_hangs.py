@@ -10,7 +10,7 @@ import pytest
 from jobs import Case, Trainer
 from preload import Launched
 
-from grad_txn.verify import verify
+from grad_txn.log.verify import verify
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch]
 
@@ -20,7 +20,7 @@ def test_a_rank_that_sleeps_for_ever_in_its_data_is_ended(trainer: Trainer) -> N
     program.write_text(
         """
 import os, sys, time
-from integrations_hsdp.data import ByteText
+from grad_txn.programs.text import ByteText
 from integrations_hsdp.pretrain import main
 
 microbatch = ByteText.microbatch
@@ -96,7 +96,7 @@ def test_a_data_loader_that_blocks_takes_its_replica_along(trainer: Trainer) -> 
     program.write_text(
         """
 import os, sys, time
-from integrations_hsdp.data import ByteText
+from grad_txn.programs.text import ByteText
 from integrations_hsdp.pretrain import main
 
 microbatch = ByteText.microbatch
@@ -122,7 +122,7 @@ def test_a_slow_rank_lives(trainer: Trainer) -> None:
     program.write_text(
         """
 import os, sys, time
-from integrations_hsdp.data import ByteText
+from grad_txn.programs.text import ByteText
 from integrations_hsdp.pretrain import main
 
 microbatch = ByteText.microbatch

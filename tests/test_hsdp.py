@@ -9,8 +9,8 @@ import pytest
 from conftest import References
 from jobs import Case, Trainer, apart, problems_of
 
-from grad_txn.schedule import At, Kill
-from grad_txn.verify import verify
+from grad_txn.failures import At, Kill
+from grad_txn.log.verify import verify
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch]
 
@@ -49,11 +49,13 @@ def any_single_rank() -> list[Case]:
     jobs = []
     for number, at in enumerate(OUTSIDE):
         replica, position = divmod(3 * number % 8, 2)
-        jobs.append(four_of_two(number, Kill(step=1, replica=replica, rank=position, at=at)))
+        jobs.append(four_of_two(number, Kill(step=1, replica=replica, position=position, at=at)))
         replica, position = divmod(number % 6, 3)
-        jobs.append(two_of_three(number + 1, Kill(step=1, replica=replica, rank=position, at=at)))
+        jobs.append(
+            two_of_three(number + 1, Kill(step=1, replica=replica, position=position, at=at))
+        )
     jobs += [
-        shape(number, Kill(step=2, replica=0, rank=0, at=at), policy="exact")
+        shape(number, Kill(step=2, replica=0, position=0, at=at), policy="exact")
         for number, (shape, at) in enumerate(
             [
                 (four_of_two, At.DURING_SYNC),
@@ -76,8 +78,8 @@ def both_positions() -> list[Case]:
     jobs = []
     for number, (first, second) in enumerate(places):
         kills = (
-            Kill(step=1, replica=number % 2, rank=0, at=first),
-            Kill(step=1, replica=number % 2, rank=1, at=second),
+            Kill(step=1, replica=number % 2, position=0, at=first),
+            Kill(step=1, replica=number % 2, position=1, at=second),
         )
         jobs.append((four_of_two, two_of_three)[number % 2](number, *kills))
     return jobs
@@ -90,7 +92,7 @@ def two_replicas() -> list[Case]:
     for number in range(8):
         first, second = next(places), OUTSIDE[(3 * number + 1) % len(OUTSIDE)]
         kills = (
-            Kill(step=1, replica=number % 4, rank=number % 2, at=first),
+            Kill(step=1, replica=number % 4, position=number % 2, at=first),
             Kill(step=1, replica=(number + 1) % 4, rank=(number + 1) % 2, at=second),
         )
         jobs.append(four_of_two(number, *kills))
@@ -101,8 +103,8 @@ def in_recovery() -> list[Case]:
     return [
         four_of_two(
             2 * number + turn,
-            Kill(step=1, replica=2, rank=turn, at=trigger),
-            Kill(step=1, replica=number % 2, rank=1 - turn, at=at),
+            Kill(step=1, replica=2, position=turn, at=trigger),
+            Kill(step=1, replica=number % 2, position=1 - turn, at=at),
             policy="exact",
         )
         for number, at in enumerate(INSIDE)
@@ -114,8 +116,8 @@ def half_the_replicas() -> list[Case]:
     return [
         four_of_two(
             0,
-            Kill(step=1, replica=3, rank=0, at=At.AFTER_SYNC),
-            Kill(step=2, replica=0, rank=1, at=At.DURING_SYNC, bucket=1),
+            Kill(step=1, replica=3, position=0, at=At.AFTER_SYNC),
+            Kill(step=2, replica=0, position=1, at=At.DURING_SYNC, bucket=1),
             policy="exact",
             sharding=sharding,
             steps=5,
@@ -125,7 +127,7 @@ def half_the_replicas() -> list[Case]:
 
 
 def name(one: Case) -> str:
-    deaths = ",".join(f"{k.replica}.{k.rank}@{k.at}:{k.step}" for k in one.kills)
+    deaths = ",".join(f"{k.replica}.{k.position}@{k.at}:{k.step}" for k in one.kills)
     shape = f"{one.replicas}of{one.shard_size}"
     return f"{shape}-{one.sharding}-{one.policy}-{one.staging}-{one.detection}-{deaths}"
 
@@ -148,22 +150,22 @@ def test_the_other_replicas_carry_it_through(
 DISAGREEING = """
 import os, signal, sys, time
 from pathlib import Path
-from grad_txn.runtime import Runtime
-from grad_txn.schedule import At
+from grad_txn.failures import At, FailureInjector
 from integrations_hsdp.pretrain import main
+from ulfm_core import environment
 
-reached = Runtime.reached
-def watched(runtime, at, step, **more):
-    world = runtime.world
-    if step == 1 and at is At.BEFORE_COMMIT and world.position == 0:
-        Path(f"complete-{{world.replica}}").touch()
-    if step == 1 and at is At.{place} and world.rank == 3:
+reached = FailureInjector.reached
+def watched(injector, at, step, **more):
+    replica, position = divmod(environment.rank(), 2)
+    if step == 1 and at is At.BEFORE_COMMIT and position == 0:
+        Path(f"complete-{{replica}}").touch()
+    if step == 1 and at is At.{place} and (replica, position) == (1, 1):
         until = time.monotonic() + 30
         while len(list(Path().glob("complete-*"))) < 4 and time.monotonic() < until:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
-    reached(runtime, at, step, **more)
-Runtime.reached = watched
+    reached(injector, at, step, **more)
+FailureInjector.reached = watched
 sys.exit(main())
 """
 

@@ -7,8 +7,8 @@ import pytest
 from conftest import References
 from jobs import Case, Trainer, problems_of
 
-from grad_txn.schedule import At, Kill
-from grad_txn.verify import verify
+from grad_txn.failures import At, Kill
+from grad_txn.log.verify import verify
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch]
 

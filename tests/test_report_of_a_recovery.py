@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from jobs import Case, Trainer
 
-from grad_txn.history import read_history
+from grad_txn.failures import At, Kill
+from grad_txn.log.history import read_history
 from grad_txn.report import main as report
-from grad_txn.schedule import At, Kill
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch]
 
@@ -46,8 +46,8 @@ def test_a_lost_replica_is_told_rank_by_rank(
     trainer: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kills = (
-        Kill(step=1, replica=0, rank=0, at=At.DURING_SYNC),
-        Kill(step=3, replica=2, rank=1, at=At.FORWARD),
+        Kill(step=1, replica=0, position=0, at=At.DURING_SYNC),
+        Kill(step=3, replica=2, position=1, at=At.FORWARD),
     )
     case = Case(
         replicas=3, grad_accum=2, steps=5, policy="exact", shard_size=2, batch=2, kills=kills

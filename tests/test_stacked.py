@@ -8,9 +8,9 @@ import pytest
 from conftest import References
 from jobs import Case, Run, Trainer, apart, problems_of
 
-from grad_txn.schedule import At, Kill
-from grad_txn.verify import verify
-from workload_policy import WorkloadPolicyError, agreed_table, policy_named
+from grad_txn.failures import At, Kill
+from grad_txn.log.verify import verify
+from workload_policy import WorkloadPolicyError, agreed_table, load_policy
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch]
 
@@ -28,7 +28,7 @@ def with_kills(number: int, case: Case, *kills: Kill) -> Case:
 
 def hosts_of_a_type() -> list[int]:
     """Three of the six replicas that between them host all copies of one type."""
-    plan = policy_named("stacked", redundancy=3).start(replicas=6, grad_accum=2)
+    plan = load_policy("stacked", redundancy=3).start(replicas=6, grad_accum=2)
     assert plan.stacking is not None
     return [replica for replica, types in plan.stacking.order.items() if 4 in types]
 
@@ -58,9 +58,9 @@ def in_recovery() -> list[Case]:
 
 def patched_and_not_wiped_out(*, first: int) -> tuple[int, int]:
     """Two more deaths after a first: the next needs a patch, and the last leaves every type."""
-    policy = policy_named("stacked", redundancy=3)
+    policy = load_policy("stacked", redundancy=3)
     start = policy.start(replicas=6, grad_accum=2)
-    _, plan = policy.commit(policy.on_failure(start, agreed_table(start, failed={first})).plan)
+    _, plan = policy.advance(policy.on_failure(start, agreed_table(start, failed={first})).plan)
     for second, third in permutations(plan.members, 2):
         decision = policy.on_failure(plan, agreed_table(plan, failed={second}))
         with suppress(WorkloadPolicyError):
@@ -87,7 +87,7 @@ def sharded() -> list[Case]:
         with_kills(
             number,
             replace(SHARDED, sharding=sharding),
-            Kill(step=1, replica=number % 3, rank=number % 2, at=at),
+            Kill(step=1, replica=number % 3, position=number % 2, at=at),
         )
         for number, (sharding, at) in enumerate(
             [("fsdp2", At.DURING_SYNC), ("fsdp2", At.FORWARD), ("fsdp1", At.AFTER_SYNC)]
@@ -96,7 +96,7 @@ def sharded() -> list[Case]:
 
 
 def name(case: Case) -> str:
-    deaths = ",".join(f"{k.replica}.{k.rank}@{k.at}:{k.step}" for k in case.kills)
+    deaths = ",".join(f"{k.replica}.{k.position}@{k.at}:{k.step}" for k in case.kills)
     return f"{case.replicas}of{case.shard_size}-{case.staging}-{case.detection}-{deaths}"
 
 
@@ -124,9 +124,9 @@ def test_half_the_losses_need_no_work(trainer: Trainer, references: References) 
         run = trainer.run(job, f"run-{replica}")
         assert problems_of(run, references(job)) == []
         second = max(run.of("failure"), key=lambda line: line["epoch"])
-        assert bool(second["extra"]) or second["recounted"]
-        seen.add(bool(second["extra"]))
-        if not second["extra"]:
+        assert bool(second["extra_ids"]) or second["recounted"]
+        seen.add(bool(second["extra_ids"]))
+        if not second["extra_ids"]:
             assert not second["boundary"]
             assert run.steps()[3]["total"] == 12
     assert seen == {True, False}

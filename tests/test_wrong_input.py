@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jobs import Case, Trainer
 
-from grad_txn.schedule import At, Kill
+from grad_txn.failures import At, Kill
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 import yaml
 
-from grad_txn.text import ByteText, read_text
+from grad_txn.programs.text import ByteText, read_text
 from integrations_3d import cpu
 from integrations_3d.options import parse, replica_size_of
 

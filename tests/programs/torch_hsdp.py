@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from integrations_hsdp.data import ByteText, read_text
+from grad_txn.programs.text import ByteText, read_text
 from integrations_hsdp.model import Block, Decoder, ModelShape
 from integrations_hsdp.options import parse
 from integrations_hsdp.training import warm_up_then_cosine

@@ -13,18 +13,26 @@ from hypothesis import strategies as st
 from torch import nn
 
 from grad_txn.errors import DivergenceError, InvariantError, UsageError
-from grad_txn.events import EventLog, read_events
+from grad_txn.failures import At, Kill, Shape, generate
 from grad_txn.job import Job
+from grad_txn.log.events import EventLog, read_events
+from grad_txn.log.lines import (
+    ExitLine,
+    ExtendLine,
+    FailureLine,
+    InjectLine,
+    Line,
+    StepLine,
+)
+from grad_txn.log.verify import verify
 from grad_txn.passes import Pass
-from grad_txn.schedule import At, Kill, Shape, generate
-from grad_txn.testing_world import PlainGradients, RankThread, ThreadInjector, ThreadWorld
-from grad_txn.transaction import STAGINGS, Staging
-from grad_txn.verify import verify
-from workload_policy import policy_named
+from grad_txn.staging import STAGINGS, StagingMode
+from grad_txn.testing.gradients import PlainGradients
+from grad_txn.testing.world import RankThread, ThreadInjector, ThreadWorld
+from workload_policy import load_policy
 
 pytestmark = pytest.mark.torch
 
-Line = Mapping[str, Any]
 OUTSIDE = [at for at in At if not at.in_recovery]
 INSIDE = [at for at in At if at.in_recovery]
 
@@ -33,15 +41,15 @@ INSIDE = [at for at in At if at.in_recovery]
 class Seen:
     """An observer, and what one rank had in the end."""
 
-    steps: list[Line] = field(default_factory=list)
-    failures: list[Line] = field(default_factory=list)
+    steps: list[StepLine] = field(default_factory=list)
+    failures: list[FailureLine] = field(default_factory=list)
     parameters: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     state: Mapping[str, Any] = field(default_factory=dict)
 
-    def step(self, line: Line) -> None:
+    def step(self, line: StepLine) -> None:
         self.steps.append(line)
 
-    def failure(self, line: Line, *, seconds: float) -> None:
+    def failure(self, line: FailureLine, *, seconds: float) -> None:
         assert seconds >= 0
         self.failures.append(line)
 
@@ -54,7 +62,7 @@ def train(
     grad_accum: int = 3,
     steps: int = 5,
     policy: str = "static",
-    staging: Staging = "no-copy",
+    staging: StagingMode = "no-copy",
     kills: Iterable[Kill] = (),
     lost: Callable[[int, int, int], bool] | None = None,
     state: Mapping[str, Any] | None = None,
@@ -77,7 +85,7 @@ def train(
             rank,
             PlainGradients(model),
             optimizer,
-            policy=policy_named(policy),
+            policy=load_policy(policy),
             grad_accum=grad_accum,
             replicas=initial,
             log=log,
@@ -140,8 +148,12 @@ def flat(model: nn.Module) -> torch.Tensor:
     return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
-def steps_of(out: Path, rank: int) -> list[Line]:
-    return [line for line in read_events(out)[rank] if line["event"] == "step"]
+def lines_of(out: Path, rank: int) -> list[Line]:
+    return [entry.line for entry in read_events(out)[rank]]
+
+
+def steps_of(out: Path, rank: int) -> list[StepLine]:
+    return [line for line in lines_of(out, rank) if isinstance(line, StepLine)]
 
 
 def serial(grad_accum: int, replicas: int, steps: int) -> tuple[torch.Tensor, list[float]]:
@@ -166,7 +178,7 @@ def replayed(out: Path, rank: int) -> tuple[torch.Tensor, list[float]]:
     losses = []
     for line in steps_of(out, rank):
         optimizer.zero_grad()
-        counted = [microbatch for ids in line["ids"].values() for microbatch in ids]
+        counted = [microbatch for ids in line.ids.values() for microbatch in ids]
         mean = torch.stack([loss_of(model, microbatch) for microbatch in counted]).mean()
         mean.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -185,13 +197,13 @@ def check(out: Path, survivors: Mapping[int, Seen], expected: Iterable[int]) -> 
     if verdict.runs == 1:
         parameters, losses = replayed(out, min(survivors))
         torch.testing.assert_close(first, parameters)
-        found = [line["loss"] for line in steps_of(out, min(survivors))]
+        found = [line.loss for line in steps_of(out, min(survivors))]
         assert found == pytest.approx(losses, rel=1e-9)
 
 
 @pytest.mark.parametrize("staging", STAGINGS)
 @pytest.mark.parametrize("at", list(At))
-def test_whole_passes_lead_to_the_same(at: At, staging: Staging, tmp_path: Path) -> None:
+def test_whole_passes_lead_to_the_same(at: At, staging: StagingMode, tmp_path: Path) -> None:
     kills = [Kill(step=2, replica=1, at=at)]
     if at.in_recovery:
         kills.append(Kill(step=2, replica=2, at=At.DURING_SYNC))
@@ -212,9 +224,8 @@ def test_a_replica_without_extra_microbatches_only_reduces_again(tmp_path: Path)
     survivors = train(tmp_path, grad_accum=1, policy="exact", kills=kills, at_once=True)
     check(tmp_path, survivors, range(3))
     extended = [
-        [line["microbatches"] for line in lines if line["event"] == "extend"]
-        for rank, lines in sorted(read_events(tmp_path).items())
-        if rank != 3
+        [line.microbatches for line in lines_of(tmp_path, rank) if isinstance(line, ExtendLine)]
+        for rank in range(3)
     ]
     assert sorted(extended) == [[0], [0], [1]]
 
@@ -229,7 +240,7 @@ def test_the_victim_dies_between_the_microbatches_of_a_pass(tmp_path: Path) -> N
             rank,
             PlainGradients(model),
             torch.optim.SGD(model.parameters(), lr=0.1),
-            policy=policy_named("exact"),
+            policy=load_policy("exact"),
             grad_accum=3,
             log=log,
             injector=ThreadInjector(kills, rank, log),
@@ -263,7 +274,7 @@ def test_a_pass_is_finished_as_a_whole(
             rank,
             PlainGradients(model),
             torch.optim.SGD(model.parameters(), lr=0.1),
-            policy=policy_named("static"),
+            policy=load_policy("static"),
             grad_accum=3,
             log=EventLog(tmp_path, rank.rank),
         )
@@ -285,27 +296,27 @@ def test_a_pass_is_finished_as_a_whole(
 @pytest.mark.parametrize("staging", STAGINGS)
 @pytest.mark.parametrize("policy", ["static", "exact", "adaptive"])
 def test_without_failures_it_is_plain_training(
-    policy: str, staging: Staging, tmp_path: Path
+    policy: str, staging: StagingMode, tmp_path: Path
 ) -> None:
     ends = train(tmp_path, policy=policy, staging=staging)
     parameters, losses = serial(3, 4, 5)
     check(tmp_path, ends, range(4))
     torch.testing.assert_close(ends[0].parameters, parameters)
-    assert [line["loss"] for line in ends[0].steps] == pytest.approx(losses, rel=1e-12)
+    assert [line.loss for line in ends[0].steps] == pytest.approx(losses, rel=1e-12)
 
 
 @pytest.mark.parametrize("staging", STAGINGS)
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("at", OUTSIDE)
 def test_exact_trains_as_if_nobody_had_died(
-    at: At, victim: int, staging: Staging, tmp_path: Path
+    at: At, victim: int, staging: StagingMode, tmp_path: Path
 ) -> None:
     kills = [Kill(step=2, replica=victim, at=at)]
     ends = train(tmp_path, policy="exact", staging=staging, kills=kills)
     check(tmp_path, ends, {0, 1, 2, 3} - {victim})
     parameters, losses = serial(3, 4, 5)
     lines = steps_of(tmp_path, 1)
-    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-9)
+    assert [line.loss for line in lines] == pytest.approx(losses, rel=1e-9)
     torch.testing.assert_close(ends[1].parameters, parameters)
 
 
@@ -313,7 +324,7 @@ def test_exact_trains_as_if_nobody_had_died(
 @pytest.mark.parametrize("policy", ["static", "exact"])
 @pytest.mark.parametrize("inside", INSIDE)
 def test_a_second_death_in_the_recovery(
-    inside: At, policy: str, staging: Staging, tmp_path: Path
+    inside: At, policy: str, staging: StagingMode, tmp_path: Path
 ) -> None:
     kills = [Kill(step=2, replica=1, at=At.FORWARD), Kill(step=2, replica=0, at=inside)]
     ends = train(tmp_path, policy=policy, staging=staging, kills=kills)
@@ -321,7 +332,7 @@ def test_a_second_death_in_the_recovery(
 
 
 @pytest.mark.parametrize("staging", STAGINGS)
-def test_a_promoted_spare_needs_no_extra_microbatch(staging: Staging, tmp_path: Path) -> None:
+def test_a_promoted_spare_needs_no_extra_microbatch(staging: StagingMode, tmp_path: Path) -> None:
     # After the first death five replicas do 12 microbatches: four majors of 3, and a spare.
     kills = [
         Kill(step=1, replica=0, at=At.DURING_SYNC, bucket=1),
@@ -330,27 +341,27 @@ def test_a_promoted_spare_needs_no_extra_microbatch(staging: Staging, tmp_path: 
     ends = train(tmp_path, replicas=6, grad_accum=2, staging=staging, kills=kills)
     check(tmp_path, ends, {1, 3, 4, 5})
     first, second = (line for line in ends[1].failures)
-    assert first["boundary"]
-    assert first["restore"] == "non_blocking"
-    assert not second["boundary"]
-    assert second["restore"] == "blocking"
-    assert second["promoted"] == {2: 5}
-    assert not second["extra"]
+    assert first.boundary
+    assert first.restore == "non_blocking"
+    assert not second.boundary
+    assert second.restore == "blocking"
+    assert second.promoted == {2: 5}
+    assert not second.extra_ids
 
 
 def test_a_death_between_commit_and_optimizer_belongs_to_the_next_step(tmp_path: Path) -> None:
     for at in (At.AFTER_COMMIT, At.OPTIMIZER):
         out = tmp_path / at
         ends = train(out, kills=[Kill(step=2, replica=3, at=at)])
-        assert [line["step"] for line in ends[0].failures] == [3]
-        assert ends[0].steps[2]["replicas"] == 4
+        assert [line.step for line in ends[0].failures] == [3]
+        assert ends[0].steps[2].living == 4
 
 
 def test_a_death_right_before_the_commit_leaves_the_step_standing(tmp_path: Path) -> None:
     ends = train(tmp_path, kills=[Kill(step=2, replica=3, at=At.BEFORE_COMMIT)])
     check(tmp_path, ends, {0, 1, 2})
-    assert ends[0].steps[2]["contributions"] == {0: 3, 1: 3, 2: 3, 3: 3}
-    assert [line["step"] for line in ends[0].failures] == [3]
+    assert ends[0].steps[2].contributions == {0: 3, 1: 3, 2: 3, 3: 3}
+    assert [line.step for line in ends[0].failures] == [3]
 
 
 @pytest.mark.parametrize("at", [At.BEFORE_COMMIT, At.AFTER_COMMIT, At.OPTIMIZER])
@@ -358,8 +369,8 @@ def test_a_death_at_the_very_end_is_noticed_in_finish(at: At, tmp_path: Path) ->
     ends = train(tmp_path, kills=[Kill(step=4, replica=0, at=at)])
     check(tmp_path, ends, {1, 2, 3})
     assert len(steps_of(tmp_path, 1)) == 5
-    last = [line for line in read_events(tmp_path)[1] if line["event"] == "failure"][-1]
-    assert last["failed"] == [0]
+    last = [line for line in lines_of(tmp_path, 1) if isinstance(line, FailureLine)][-1]
+    assert last.failed == [0]
 
 
 def test_down_to_the_last_one(tmp_path: Path) -> None:
@@ -383,13 +394,13 @@ def test_one_that_lost_a_sum_which_the_others_have_is_waited_for(tmp_path: Path)
     )
     assert set(ends) == {0, 1, 2, 3}
     assert len(ends[0].failures) == 1
-    assert ends[0].failures[0]["failed"] == []
+    assert ends[0].failures[0].failed == ()
     torch.testing.assert_close(ends[0].parameters, serial(3, 4, 5)[0])
 
 
 def test_adaptive_commits_less_and_is_found_out(tmp_path: Path) -> None:
     ends = train(tmp_path, policy="adaptive", kills=[Kill(step=2, replica=1, at=At.FORWARD)])
-    assert [line["total"] for line in ends[0].steps] == [12, 12, 9, 9, 9]
+    assert [line.total for line in ends[0].steps] == [12, 12, 9, 9, 9]
     assert not verify(tmp_path).holds
     assert verify(tmp_path, allow_shrinking_batch=True).holds
 
@@ -402,16 +413,16 @@ def test_replicas_of_two_ranks_die_together(tmp_path: Path) -> None:
             tmp_path,
             replicas=3,
             replica_size=2,
-            kills=[Kill(step=2, replica=1, rank=1, at=At.DURING_SYNC)],
+            kills=[Kill(step=2, replica=1, position=1, at=At.DURING_SYNC)],
         )
     lines = [
         line
         for rank in (0, 1, 4, 5)
-        for line in read_events(tmp_path)[rank]
-        if line["event"] in {"failure", "exit"}
+        for line in lines_of(tmp_path, rank)
+        if isinstance(line, FailureLine | ExitLine)
     ]
-    assert [line["event"] for line in lines] == ["failure", "exit"] * 4
-    assert {tuple(line["failed"]) for line in lines if line["event"] == "failure"} == {(1,)}
+    assert [type(line) for line in lines] == [FailureLine, ExitLine] * 4
+    assert {tuple(line.failed) for line in lines if isinstance(line, FailureLine)} == {(1,)}
 
 
 @pytest.mark.parametrize("replicas", [2, 4, 6])
@@ -430,7 +441,7 @@ def test_a_job_resumes_with_any_number_of_replicas(
         weights=half.parameters,
     )
     check(tmp_path, ends, range(replicas))
-    totals = {line["step"]: line["total"] for rank in (1, 0) for line in steps_of(tmp_path, rank)}
+    totals = {line.step: line.total for rank in (1, 0) for line in steps_of(tmp_path, rank)}
     assert totals == dict.fromkeys(range(5), 12)
     if policy == "exact":
         torch.testing.assert_close(ends[0].parameters, serial(3, 4, 5)[0])
@@ -453,7 +464,7 @@ def test_any_schedule_keeps_the_batch(
     replicas: int,
     grad_accum: int,
     policy: str,
-    staging: Staging,
+    staging: StagingMode,
     data: st.DataObject,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -465,10 +476,10 @@ def test_any_schedule_keeps_the_batch(
         kills=kills,
     )  # fmt: skip
     died = {
-        line["replica"]
-        for lines in read_events(out).values()
-        for line in lines
-        if line["event"] == "inject"
+        line.replica
+        for rank in range(replicas)
+        for line in lines_of(out, rank)
+        if isinstance(line, InjectLine)
     }
     check(out, ends, set(range(replicas)) - died)
     # A place in a recovery is passed only where there is something to restore or to extend.
@@ -477,7 +488,7 @@ def test_any_schedule_keeps_the_batch(
         survivor = min(ends)
         expected, losses = serial(grad_accum, replicas, 4)
         torch.testing.assert_close(ends[survivor].parameters, expected)
-        assert [line["loss"] for line in steps_of(out, survivor)] == pytest.approx(losses)
+        assert [line.loss for line in steps_of(out, survivor)] == pytest.approx(losses)
 
 
 # ------------------------------------------------------------------------------------------- misuse
@@ -490,7 +501,7 @@ def alone(program: Callable[[Job, nn.Module], None], out: Path, **fields: Any) -
             rank,
             PlainGradients(model),
             torch.optim.SGD(model.parameters(), lr=0.1),
-            policy=policy_named("static"),
+            policy=load_policy("static"),
             grad_accum=2,
             log=EventLog(out, rank.rank),
             **fields,
@@ -559,7 +570,7 @@ def test_replicas_with_other_buckets_are_refused(tmp_path: Path) -> None:
             rank,
             PlainGradients(model),
             torch.optim.SGD(model.parameters(), lr=0.1),
-            policy=policy_named("static"),
+            policy=load_policy("static"),
             grad_accum=2,
             log=EventLog(tmp_path, rank.rank),
         )
@@ -575,7 +586,7 @@ def test_a_total_other_than_b_is_not_committed(tmp_path: Path) -> None:
             rank,
             PlainGradients(model),
             torch.optim.SGD(model.parameters(), lr=0.1),
-            policy=policy_named("static"),
+            policy=load_policy("static"),
             grad_accum=2,
             log=EventLog(tmp_path, rank.rank),
         )
@@ -606,7 +617,7 @@ def test_what_a_rank_says_while_it_waits(tmp_path: Path) -> None:
             rank,
             PlainGradients(model),
             torch.optim.SGD(model.parameters(), lr=0.1),
-            policy=policy_named("static"),
+            policy=load_policy("static"),
             grad_accum=1,
             log=EventLog(tmp_path, rank.rank),
         )

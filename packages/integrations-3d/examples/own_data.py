@@ -17,8 +17,7 @@ if not torch.cuda.is_available():  # for a trial; without this, it is for GPUs
 
 from nanotron.parallel.pipeline_parallel.tensor_pointer import TensorPointer
 
-from integrations_3d.settings import Resilience
-from integrations_3d.trainer import ResilientTrainer
+from integrations_3d import Resilience, ResilientTrainer
 
 trainer = ResilientTrainer(sys.argv[1], Resilience(out=Path(sys.argv[2]), policy="exact"))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grad_txn.events import read_events
-from grad_txn.verify import verify
+from grad_txn.log.history import read_history
+from grad_txn.log.verify import verify
 
 pytestmark = [
     pytest.mark.mpi,
@@ -37,9 +37,9 @@ def test_it_trains_logs_and_saves(tmp_path: Path) -> None:
     )
     assert job.returncode == 0, job.stderr
     assert verify(tmp_path / "run").problems == ()
-    steps = [line for line in read_events(tmp_path / "run")[0] if line["event"] == "step"]
+    steps = read_history(tmp_path / "run").steps
     assert len(steps) == 4
-    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert steps[-1].loss < steps[0].loss
     # Nanotron's own log, from one replica; its checkpoint, with what is ours.
     assert job.stdout.count("iteration: 4 / 4") == 1
     assert (tmp_path / "checkpoints" / "latest.txt").read_text() == "4"

@@ -15,10 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import ulfm_core
-from grad_txn.events import EventLog
-from grad_txn.job import Job
-from integrations_hsdp.fsdp2 import FSDP2Gradients
-from integrations_hsdp.replica import replica_world
+from grad_txn import EventLog, Job, replica_world
+from integrations_hsdp import FSDP2Gradients
 from workload_policy import ExactBatch
 
 STEPS, GRAD_ACCUM, SHARDS = 8, 4, 2
@@ -41,7 +39,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    gradients, log = FSDP2Gradients(model, group=group), EventLog(sys.argv[1], world.rank)
+    gradients, log = FSDP2Gradients(model, process_group=group), EventLog(sys.argv[1], world.rank)
     job = Job(
         world, gradients, optimizer,
         policy=ExactBatch(), grad_accum=GRAD_ACCUM, log=log, max_norm=1.0,

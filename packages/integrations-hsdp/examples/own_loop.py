@@ -13,12 +13,9 @@ import torch
 from torch import nn
 
 import ulfm_core
-from grad_txn.events import EventLog
-from grad_txn.job import Job
-from grad_txn.schedule import At, FailureInjector, Kill
-from integrations_hsdp.console import Console
-from integrations_hsdp.ddp import DDPGradients, own_world
-from workload_policy import policy_named
+from grad_txn import At, Console, EventLog, FailureInjector, Job, Kill, replica_world
+from integrations_hsdp import DDPGradients
+from workload_policy import load_policy
 
 
 def microbatch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,13 +40,13 @@ def main() -> None:
     torch.manual_seed(0)  # the same weights on every replica
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    gradients = DDPGradients(model, group=own_world())
+    gradients = DDPGradients(model, process_group=replica_world(world))
     log = EventLog(options.out, world.rank)
     job = Job(
         world,
         gradients,
         optimizer,
-        policy=policy_named("exact"),
+        policy=load_policy("exact"),
         grad_accum=4,
         log=log,
         injector=FailureInjector(kills, world.replica, world.position, log),

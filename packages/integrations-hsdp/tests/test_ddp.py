@@ -8,14 +8,15 @@ import torch.distributed as dist
 from torch import nn
 
 from grad_txn.errors import UsageError
-from integrations_hsdp.ddp import DDPGradients, own_world
+from grad_txn.replica import lone_world
+from integrations_hsdp.ddp import DDPGradients
 
 pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
 def group() -> Iterator[dist.ProcessGroup]:
-    yield own_world()
+    yield lone_world()
     dist.destroy_process_group()
 
 
@@ -34,7 +35,7 @@ def run(gradients: DDPGradients, inputs: torch.Tensor, *, last: bool) -> list[in
 
 def test_every_parameter_is_in_one_bucket(group: dist.ProcessGroup) -> None:
     module = network()
-    gradients = DDPGradients(module, group=group, bucket_mb=0.02)
+    gradients = DDPGradients(module, process_group=group, bucket_mb=0.02)
     assert len(gradients.buckets) > 2
     elements = sum(parameter.numel() for parameter in module.parameters())
     assert sum(bucket.numel() for bucket in gradients.buckets) == elements
@@ -43,21 +44,21 @@ def test_every_parameter_is_in_one_bucket(group: dist.ProcessGroup) -> None:
 
 def test_settling_leaves_no_gradient_and_no_forward_behind(group: dist.ProcessGroup) -> None:
     module = network()
-    gradients = DDPGradients(module, group=group)
+    gradients = DDPGradients(module, process_group=group)
     assert all(not bucket.any() for bucket in gradients.buckets)
     inputs = torch.randn(2, 64)
     torch.testing.assert_close(gradients.model(inputs), network()(inputs))
 
 
 def test_buckets_tell_in_order_and_only_in_the_last_microbatch(group: dist.ProcessGroup) -> None:
-    gradients = DDPGradients(network(), group=group, bucket_mb=0.02)
+    gradients = DDPGradients(network(), process_group=group, bucket_mb=0.02)
     inputs = torch.randn(2, 64)
     assert run(gradients, inputs, last=False) == []
     assert run(gradients, inputs, last=True) == list(range(len(gradients.buckets)))
 
 
 def test_buckets_keep_their_place_and_size_over_steps(group: dist.ProcessGroup) -> None:
-    gradients = DDPGradients(network(), group=group, bucket_mb=0.02)
+    gradients = DDPGradients(network(), process_group=group, bucket_mb=0.02)
     before = [(bucket.data_ptr(), bucket.numel()) for bucket in gradients.buckets]
     for _ in range(4):
         run(gradients, torch.randn(2, 64), last=True)
@@ -67,7 +68,7 @@ def test_buckets_keep_their_place_and_size_over_steps(group: dist.ProcessGroup) 
 
 def test_gradients_accumulate_in_the_buckets(group: dist.ProcessGroup) -> None:
     module, plain = network(), network()
-    gradients = DDPGradients(module, group=group, bucket_mb=0.02)
+    gradients = DDPGradients(module, process_group=group, bucket_mb=0.02)
     batches = [torch.randn(2, 64) for _ in range(3)]
     for index, inputs in enumerate(batches):
         run(gradients, inputs, last=index == 2)
@@ -87,7 +88,7 @@ def test_after_zero_the_next_microbatch_starts_afresh(
     group: dist.ProcessGroup, microbatches: int
 ) -> None:
     module, plain = network(), network()
-    gradients = DDPGradients(module, group=group, bucket_mb=0.02)
+    gradients = DDPGradients(module, process_group=group, bucket_mb=0.02)
     for _ in range(3):
         plain.zero_grad()
         gradients.zero()
@@ -114,7 +115,7 @@ def test_a_parameter_without_a_gradient_is_named(group: dist.ProcessGroup) -> No
             used = inputs.shape[0] > 2
             return self.sometimes(hidden) if used else hidden  # type: ignore[no-any-return]
 
-    gradients = DDPGradients(Sometimes(), group=group, bucket_mb=0.02)
+    gradients = DDPGradients(Sometimes(), process_group=group, bucket_mb=0.02)
     run(gradients, torch.randn(3, 64), last=True)
     gradients.zero()
     with pytest.raises(UsageError, match=r"no gradient to one or more of .*sometimes\.bias"):
@@ -122,7 +123,7 @@ def test_a_parameter_without_a_gradient_is_named(group: dist.ProcessGroup) -> No
 
 
 def test_norm(group: dist.ProcessGroup) -> None:
-    gradients = DDPGradients(network(), group=group, bucket_mb=0.02)
+    gradients = DDPGradients(network(), process_group=group, bucket_mb=0.02)
     sums = [torch.full_like(bucket, 0.5) for bucket in gradients.buckets]
     elements = sum(bucket.numel() for bucket in sums)
     assert gradients.norm(sums) == pytest.approx(0.5 * elements**0.5)
@@ -130,4 +131,4 @@ def test_norm(group: dist.ProcessGroup) -> None:
 
 def test_two_worlds_in_a_process_are_refused(group: dist.ProcessGroup) -> None:
     with pytest.raises((RuntimeError, ValueError), match="twice"):
-        own_world()
+        lone_world()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grad_txn.verify import verify
+from grad_txn.log.verify import verify
 from ulfm_core.testing import run_ranks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.torch]

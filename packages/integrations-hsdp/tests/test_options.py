@@ -1,12 +1,13 @@
+import argparse
 from pathlib import Path
 
 import pytest
 
 from grad_txn.errors import ScheduleError
-from grad_txn.options import schedule_of
-from grad_txn.schedule import At, Kill
-from integrations_hsdp.options import OptionError, parse
-from integrations_hsdp.pretrain import main
+from grad_txn.failures import At, Kill
+from grad_txn.programs.flags import OptionError, schedule_of
+from grad_txn.programs.run import parse as parse_program
+from integrations_hsdp.pretrain import PROGRAM, main
 
 pytestmark = pytest.mark.torch
 
@@ -19,6 +20,10 @@ def outside_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def arguments(tmp_path: Path, *more: str) -> list[str]:
     return ["--steps", "6", "--grad-accum", "8", "--out", str(tmp_path / "run"), *more]
+
+
+def parse(flags: list[str]) -> argparse.Namespace:
+    return parse_program(PROGRAM, flags)
 
 
 def test_defaults(tmp_path: Path) -> None:
@@ -51,7 +56,6 @@ def test_what_cannot_work_is_named(tmp_path: Path, flags: list[str], named: str)
         (["--lr", "0"], "--lr: 0 is not positive"),
         (["--lr", "nan"], "--lr: nan is not positive"),
         (["--lr", "fast"], "--lr: 'fast' is no number"),
-        (["--policy", "none"], "--policy: invalid choice: 'none'"),
         (["--unknown"], "--unknown"),
     ],
 )
@@ -61,6 +65,29 @@ def test_malformed_flags_get_one_line_and_code_2(
     with pytest.raises(SystemExit) as ended:
         parse(arguments(tmp_path, *flags))
     assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert named in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--policy", "none"], "'none'"),
+        (["--policy", "missing.py"], "missing.py"),
+        (["--policy", "workload_policy:Plan"], "workload_policy:Plan"),
+        (["--policy", "static", "--redundancy", "2"], "--redundancy 2"),
+    ],
+)
+def test_a_policy_that_cannot_be_used_gets_one_line_and_code_2(
+    flags: list[str],
+    named: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    assert main(arguments(tmp_path, *flags)) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert named in said

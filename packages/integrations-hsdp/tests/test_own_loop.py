@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grad_txn.history import read_history
+from grad_txn.log.history import read_history
 from grad_txn.verify import main as verify
 from ulfm_core.testing import run_ranks
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from grad_txn.errors import UsageError
 from grad_txn.gradients import local_part
-from integrations_hsdp.ddp import own_world
+from grad_txn.replica import lone_world
 from integrations_hsdp.fsdp1 import FSDP1Gradients
 from integrations_hsdp.fsdp2 import FSDP2Gradients
 
@@ -24,7 +24,7 @@ SMALL = 1e-4  # a bucket of about one parameter
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[dist.ProcessGroup]:
-    yield own_world()
+    yield lone_world()
     dist.destroy_process_group()
 
 
@@ -36,7 +36,7 @@ def wrap(request: pytest.FixtureRequest, group: dist.ProcessGroup) -> Wrap:
             if isinstance(child, nn.Linear):
                 fully_shard(child, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        return FSDP2Gradients(model, group=group, bucket_mb=SMALL)
+        return FSDP2Gradients(model, process_group=group, bucket_mb=SMALL)
 
     def fsdp1(model: nn.Module) -> FSDP1Gradients:
         wrapped = FullyShardedDataParallel(
@@ -46,7 +46,7 @@ def wrap(request: pytest.FixtureRequest, group: dist.ProcessGroup) -> Wrap:
             device_id=torch.device("cpu"),
             use_orig_params=request.param == "fsdp1",
         )
-        return FSDP1Gradients(wrapped, group=group, bucket_mb=SMALL)
+        return FSDP1Gradients(wrapped, process_group=group, bucket_mb=SMALL)
 
     return fsdp2 if request.param == "fsdp2" else fsdp1
 
@@ -175,7 +175,7 @@ def test_tied_frozen_and_unused_parameters(group: dist.ProcessGroup) -> None:
     plain, model = same(2, Net)
     mesh = DeviceMesh.from_group(group, "cpu")
     fully_shard(model, mesh=mesh)
-    gradients = FSDP2Gradients(model, group=group, bucket_mb=SMALL)
+    gradients = FSDP2Gradients(model, process_group=group, bucket_mb=SMALL)
     gradients.zero()
     told: list[int] = []
     for number, sometimes in ((1, False), (2, False)):
@@ -215,7 +215,7 @@ def test_a_module_that_only_an_early_microbatch_uses_keeps_its_gradient(
     assert isinstance(plain, Net)
     fully_shard(model.sometimes, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    gradients = FSDP2Gradients(model, group=group, bucket_mb=SMALL)
+    gradients = FSDP2Gradients(model, process_group=group, bucket_mb=SMALL)
     gradients.zero()
     for number, used in ((1, True), (2, False)):
         gradients.begin_microbatch(last=number == 2, ready=lambda _: None)
@@ -238,14 +238,14 @@ def test_norm_and_loss_of_a_replica_of_one(wrap: Wrap) -> None:
 
 def test_what_is_not_sharded_is_refused(group: dist.ProcessGroup) -> None:
     with pytest.raises(UsageError, match="Plain is not sharded by FSDP2"):
-        FSDP2Gradients(Plain(), group=group)
+        FSDP2Gradients(Plain(), process_group=group)
     with pytest.raises(UsageError, match="Plain is not wrapped by FSDP1"):
-        FSDP1Gradients(Plain(), group=group)
+        FSDP1Gradients(Plain(), process_group=group)
     model = Plain()
     mesh = DeviceMesh.from_group(group, "cpu")
     fully_shard(model, mesh=mesh, ignored_params={model.first.bias})
     with pytest.raises(UsageError, match=r"parameter first\.bias is not sharded"):
-        FSDP2Gradients(model, group=group)
+        FSDP2Gradients(model, process_group=group)
 
 
 def test_buckets_hold_one_type(group: dist.ProcessGroup) -> None:
@@ -254,6 +254,6 @@ def test_buckets_hold_one_type(group: dist.ProcessGroup) -> None:
     mesh = DeviceMesh.from_group(group, "cpu")
     fully_shard(model.second, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    gradients = FSDP2Gradients(model, group=group, bucket_mb=100)
+    gradients = FSDP2Gradients(model, process_group=group, bucket_mb=100)
     assert [bucket.dtype for bucket in gradients.buckets] == [torch.float64, torch.float32]
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())

@@ -34,9 +34,7 @@ class Work(Protocol):
 class Reducer(Protocol):
     """Sums buckets over this rank's cross-replica group."""
 
-    def all_reduce(
-        self, source: Any, destination: Any = None, *, contribute: bool = True
-    ) -> Work:
+    def all_reduce(self, source: Any, destination: Any = None, *, contribute: bool = True) -> Work:
         """Sum `source` of all living replicas into `destination`, the same bits on each of them.
 
         Collective over the cross-replica group, in the same order on all. Returns at once; both

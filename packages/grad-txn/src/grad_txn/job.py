@@ -94,9 +94,7 @@ class Job:
             raise UsageError(f"max_norm is {max_norm}; give a positive norm, or None not to clip")
         self._living_at_start = world.membership.living
         self._about = dict(about or {})
-        plan = policy.start(
-            replicas=replicas or len(self._living_at_start), grad_accum=grad_accum
-        )
+        plan = policy.start(replicas=replicas or len(self._living_at_start), grad_accum=grad_accum)
         self._run = _agree_on_start(world, gradients.buckets)
         self._parts = Parts(
             control=world,

@@ -109,9 +109,7 @@ def replica_world(
     return _default_group(store, rank=world.position, size=size, device=device, timeout=timeout)
 
 
-def lone_world(
-    *, device: torch.device | None = None, timeout: float = 600.0
-) -> dist.ProcessGroup:
+def lone_world(*, device: torch.device | None = None, timeout: float = 600.0) -> dist.ProcessGroup:
     """Make this process a torch.distributed world of its own, and return its group. Local.
 
     Args:
@@ -147,7 +145,9 @@ def _default_group(
     return group
 
 
-def of_all_ranks(value: float, *, process_group: dist.ProcessGroup, device: torch.device) -> list[float]:
+def of_all_ranks(
+    value: float, *, process_group: dist.ProcessGroup, device: torch.device
+) -> list[float]:
     """Return every rank's value, in the order of the ranks. Collective over the replica.
 
     A sum made of them is the same on all replicas to the last bit; an all-reduce may add in another

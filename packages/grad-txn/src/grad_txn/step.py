@@ -204,9 +204,7 @@ class Step:
         parts, progress = self._parts, self._progress
         while True:
             reduced, noticed = self._drain()
-            closing = commit.agree(
-                parts, progress, self._sums(), reduced=reduced, noticed=noticed
-            )
+            closing = commit.agree(parts, progress, self._sums(), reduced=reduced, noticed=noticed)
             if closing.stands:
                 self.committed = True
                 self.line = commit.apply(parts, progress, closing)

@@ -199,9 +199,7 @@ class _State:
             ) from error
 
 
-def _resume(
-    options: argparse.Namespace, state: _State, checkpoints: Checkpoints, job: Job
-) -> None:
+def _resume(options: argparse.Namespace, state: _State, checkpoints: Checkpoints, job: Job) -> None:
     """Load the checkpoint that the flags ask for, if they do."""
     source = source_of(options, _newest, naming="step-N")
     if source is None:

@@ -87,7 +87,9 @@ def _say(headline: str) -> None:
 
 
 def _told(kill: Kill) -> str:
-    return f"rank {kill.position} of replica {kill.replica} is killed in step {kill.step} ({kill.at})"
+    return (
+        f"rank {kill.position} of replica {kill.replica} is killed in step {kill.step} ({kill.at})"
+    )
 
 
 def _summary(run: Path, reference: Path) -> str:

@@ -251,9 +251,7 @@ class RankThread:
         def close(brought: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
             living = world._living  # noqa: SLF001
             broken = {before.replica_of(rank) for rank in before.ranks if rank not in living}
-            after = before.without(
-                rank for replica in broken for rank in before.ranks_of(replica)
-            )
+            after = before.without(rank for replica in broken for rank in before.ranks_of(replica))
             world._memberships.append(after)  # noqa: SLF001
             return {rank: brought[rank] for rank in after.ranks}
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from integrations_hsdp.data import ByteText, read_text
-from integrations_hsdp.options import OptionError
+from grad_txn.programs.flags import OptionError
+from grad_txn.programs.text import ByteText, read_text
 
 pytestmark = pytest.mark.torch
 
