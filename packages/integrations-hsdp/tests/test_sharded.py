@@ -101,6 +101,7 @@ def one_pass(gradients: FSDP2Gradients | FSDP1Gradients, *numbers: int) -> list[
 
 def shown(gradients: FSDP2Gradients | FSDP1Gradients) -> Tensor:
     """Everything that the optimizer would see, in the order of the parameters."""
+    gradients.expose()
     parts = []
     for parameter in gradients.model.parameters():
         if parameter.requires_grad:
@@ -121,6 +122,17 @@ def same(seed: int, make: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module
     one = make()
     torch.manual_seed(seed)
     return one, make()
+
+
+def test_the_optimizer_sees_the_sums_of_a_step_without_a_microbatch(wrap: Wrap) -> None:
+    # As where there are more replicas than microbatches: all that it has is what others computed.
+    _, model = same(0, Plain)
+    gradients = wrap(model)
+    one_pass(gradients, 1)
+    gradients.zero()
+    for bucket in gradients.buckets:
+        bucket.fill_(3.0)
+    assert bool((shown(gradients) == 3.0).all())
 
 
 def test_a_pass_sums_its_microbatches_and_another_adds_to_it(wrap: Wrap) -> None:
