@@ -1,4 +1,4 @@
-"""One's own Nanotron configuration and data, guarded.
+"""One's own Nanotron configuration and data, resilient.
 
 ulfmrun -n 4 own_data.py tiny.yaml run
 """

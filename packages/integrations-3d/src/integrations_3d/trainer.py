@@ -1,4 +1,4 @@
-"""Nanotron's trainer, guarded: it trains on when replicas are lost.
+"""Nanotron's trainer, resilient: it trains on when replicas are lost.
 
 .. code-block:: python
 
@@ -105,7 +105,7 @@ class Resilient:
             if self._resumed_from is None:
                 raise CheckpointError(
                     f"no complete checkpoint in {checkpoints.resume_checkpoint_path}: give the "
-                    "directory that a guarded run wrote its checkpoints to, or one of them"
+                    "directory that a resilient run wrote its checkpoints to, or one of them"
                 )
             checkpoints.resume_checkpoint_path = self._resumed_from
         self._quiet = self.world.replica != 0
