@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from spare_planner.failure_log import FailureLog, Fault
-from spare_planner.fit import fit_log, fit_weibull, lifetimes, log_likelihood
+from spare_planner.fit import fit_log
+from spare_planner.lifetimes import fit_weibull, lifetimes, log_likelihood
 from spare_planner.simulation.clocks import FailureModel
 
 DAY = 86_400.0
@@ -88,7 +89,7 @@ def test_units_that_never_failed_are_evidence() -> None:
 def test_the_likelihood_of_a_window_adds_up_to_one() -> None:
     # One unit watched for T: it fails at no time, or first at t and then never again, or oftener.
     # The density of the first failure alone must integrate to one.
-    from spare_planner.fit import Lifetimes
+    from spare_planner.lifetimes import Lifetimes
 
     none = np.zeros(0)
     shape, scale, window = 0.7, 3.0, 5.0

@@ -65,8 +65,8 @@ def check(stacks: Stacks, orders: Orders, change: Reordering) -> None:
     for t, group in enumerate(stacks.suppliers):
         assert t in fronts[group]
     supplied = Counter(stacks.suppliers)
-    assert [supplied[group] for group in range(placement.groups)] == stacks._assignment.load
-    assert {len(stacks._front[group]) for group in stacks.living} == {change.stacks}
+    assert [supplied[group] for group in range(placement.groups)] == stacks._orders.assignment.load
+    assert {len(stacks._orders.front[group]) for group in stacks.living} == {change.stacks}
     moved = [
         (t, group)
         for t, group in enumerate(stacks.suppliers)

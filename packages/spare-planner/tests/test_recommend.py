@@ -7,7 +7,7 @@ import pytest
 from spare_planner.errors import QuantityError
 from spare_planner.forecast import forecast
 from spare_planner.reasons import caveats, reasons
-from spare_planner.recommend import Cluster, forecasts, recommend
+from spare_planner.recommendation import Cluster, forecasts, recommend
 from spare_planner.simulation.clocks import FailureModel
 from spare_planner.simulation.experiment import Experiment, simulate
 from spare_planner.simulation.scenario import Scenario

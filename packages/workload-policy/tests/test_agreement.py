@@ -14,13 +14,13 @@ from workload_policy import (
     Plan,
     PlanError,
     Policy,
-    PolicyNameError,
+    PolicyError,
     Restore,
     Role,
     StaticWorld,
     TableError,
     agreed_table,
-    policy_named,
+    load_policy,
 )
 
 POLICIES: list[Policy] = [StaticWorld(), ExactBatch(), AdaptiveWorld()]
@@ -54,8 +54,8 @@ def test_progress_does_not_change_a_decision(policy: Policy) -> None:
 def test_a_plan_is_not_changed_by_decisions(policy: Policy) -> None:
     start = policy.start(replicas=12, grad_accum=5)
     before = start.to_dict()
-    policy.commit(policy.on_failure(start, agreed_table(start, {2})).plan)
-    policy.advance(start, range(3))
+    policy.advance(policy.on_failure(start, agreed_table(start, {2})).plan)
+    policy.relayout(start, range(3))
     assert start.to_dict() == before
 
 
@@ -76,7 +76,7 @@ def test_nobody_is_left(policy: Policy) -> None:
         policy.on_failure(start, [])
     assert (caught.value.step, caught.value.failed) == (0, (0, 1, 2, 3))
     with pytest.raises(NoSurvivorsError):
-        policy.advance(start, [])
+        policy.relayout(start, [])
 
 
 def test_a_stranger_in_the_table(plan: Plan) -> None:
@@ -120,42 +120,42 @@ def test_a_plan_of_another_policy(plan: Plan) -> None:
     with pytest.raises(PlanError, match=message):
         ExactBatch().on_failure(plan, agreed_table(plan, {1}))
     with pytest.raises(PlanError, match=message):
-        ExactBatch().commit(plan)
+        ExactBatch().advance(plan)
     with pytest.raises(PlanError, match=message):
-        ExactBatch().advance(plan, [0])
+        ExactBatch().relayout(plan, [0])
 
 
 def test_a_wrong_total_is_not_committed(plan: Plan) -> None:
     short = replace(plan, assigned={**plan.assigned, 0: plan.assigned[0][1:]})
     with pytest.raises(PlanError, match="step 0 must commit 24 microbatches, its plan has 23"):
-        StaticWorld().commit(short)
+        StaticWorld().advance(short)
 
 
 def test_members_do_not_change_in_a_boundary_step(plan: Plan) -> None:
     after = StaticWorld().on_failure(plan, agreed_table(plan, {5})).plan
     with pytest.raises(PlanError, match="commit it before"):
-        StaticWorld().advance(after, range(7))
+        StaticWorld().relayout(after, range(7))
 
 
 @pytest.mark.parametrize("members", [[0, 1, 1], [-1, 0]])
 def test_members_that_cannot_be(plan: Plan, members: list[int]) -> None:
     with pytest.raises(PlanError, match="distinct replica ids from 0 on"):
-        StaticWorld().advance(plan, members)
+        StaticWorld().relayout(plan, members)
 
 
 @each_policy
 def test_policies_by_name(policy: Policy) -> None:
-    assert type(policy_named(policy.name)) is type(policy)
+    assert type(load_policy(policy.name)) is type(policy)
 
 
 def test_a_policy_that_does_not_exist() -> None:
-    with pytest.raises(PolicyNameError, match="no policy is named 'elastic': choose from static"):
-        policy_named("elastic")
+    with pytest.raises(PolicyError, match="no policy is named 'elastic': choose from static"):
+        load_policy("elastic")
 
 
 def test_options_a_policy_does_not_take() -> None:
-    with pytest.raises(PolicyNameError, match="policy 'exact' does not take these options"):
-        policy_named("exact", redundancy=3)
+    with pytest.raises(PolicyError, match="policy 'exact' does not take these options"):
+        load_policy("exact", redundancy=3)
 
 
 @pytest.fixture
@@ -176,16 +176,16 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_policy_of_another_package(installed: None) -> None:
-    policy = policy_named("sleepy", hours=9)
+    policy = load_policy("sleepy", hours=9)
     assert policy.name == "sleepy"
     assert vars(policy) == {"hours": 9}
-    with pytest.raises(PolicyNameError, match="does not take these options"):
-        policy_named("sleepy", minutes=9)
-    with pytest.raises(PolicyNameError, match=r"choose from static, adaptive, exact, .*sleepy"):
-        policy_named("elastic")
+    with pytest.raises(PolicyError, match="does not take these options"):
+        load_policy("sleepy", minutes=9)
+    with pytest.raises(PolicyError, match=r"choose from static, adaptive, exact, .*sleepy"):
+        load_policy("elastic")
 
 
 def test_a_policy_whose_package_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [])
-    with pytest.raises(PolicyNameError, match="it comes with the package spare-planner"):
-        policy_named("stacked")
+    with pytest.raises(PolicyError, match="it comes with the package spare-planner"):
+        load_policy("stacked")

@@ -123,6 +123,8 @@ def test_policies(
         ([*LAYOUT, "--survivors", "-3"], "survivors must be at least 1, got -3"),
         ([*LAYOUT, "--survivors", "many"], "'many'"),
         ([*LAYOUT, "--survivors", "31", "--policy", "elastic"], "'elastic'"),
+        ([*LAYOUT, "--survivors", "31", "--policy", "elastic.py"], "there is no such file"),
+        ([*SIMULATE, "--steps", "3", "--policy", "no.such:Policy"], "there is no module 'no'"),
         (
             ["layout", "--replicas", "4", "--grad-accum", "0", "--survivors", "4"],
             "grad_accum must be at least 1, got 0",
@@ -184,7 +186,25 @@ def test_help_explains_the_policies(capsys: pytest.CaptureFixture[str], command:
     with pytest.raises(SystemExit) as leaving:
         main([*command, "--help"])
     assert leaving.value.code == 0
-    assert "the global batch stays what it was" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the global batch stays what it was" in out
+    assert "module:NAME" in out
+    assert "FILE.py" in out
+    if command:
+        assert "one of static, adaptive, exact" in out
+
+
+def test_a_policy_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    example = str(Path(__file__).parents[1] / "examples" / "slower_gets_less.py")
+    shape = ["--replicas", "4", "--grad-accum", "8", "--policy", example, "--json"]
+    assert main(["layout", *shape, "--survivors", "4"]) == 0
+    assert json.loads(capsys.readouterr().out)["contributions"] == [10, 10, 7, 5]
+    assert main(["layout", *shape, "--survivors", "6"]) == 0
+    assert json.loads(capsys.readouterr().out)["contributions"] == [6, 6, 5, 3, 6, 6]
+    assert main(["simulate", *shape, "--steps", "3", "--fail", "1:0"]) == 0
+    steps = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [step["total"] for step in steps] == [32, 32, 32]
+    assert steps[2]["contributions"] == [14, 11, 7]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

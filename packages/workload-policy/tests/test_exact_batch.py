@@ -19,17 +19,17 @@ def test_survivors_compute_exactly_what_is_missing() -> None:
     plan = POLICY.start(replicas=4, grad_accum=3)
     decision = fail(plan, 2)
     assert decision.restore is Restore.NON_BLOCKING
-    assert decision.extra == {0: (6,), 1: (7,), 3: (8,)}
-    assert (decision.grad_extra, decision.boundary_minors) == (1, 0)
+    assert decision.extra_ids == {0: (6,), 1: (7,), 3: (8,)}
+    assert (decision.extra, decision.boundary_minors) == (1, 0)
     assert decision.queued == ()
     assert step_ids(decision.plan) == list(range(12))
 
 
 def test_whoever_has_least_to_do_comes_first() -> None:
-    plan = POLICY.advance(POLICY.start(replicas=5, grad_accum=2), range(4))  # 3 3 2 2
+    plan = POLICY.relayout(POLICY.start(replicas=5, grad_accum=2), range(4))  # 3 3 2 2
     decision = fail(plan, 3)
-    assert decision.extra == {0: (8,), 2: (9,)}
-    assert (decision.grad_extra, decision.boundary_minors) == (1, 1)
+    assert decision.extra_ids == {0: (8,), 2: (9,)}
+    assert (decision.extra, decision.boundary_minors) == (1, 1)
     assert list(decision.plan.contributions.values()) == [4, 3, 3]
 
 
@@ -40,32 +40,32 @@ def test_deaths_in_the_extension() -> None:
     assert again.plan.contributions == {1: 12}
     assert step_ids(again.plan) == list(range(12))
     assert again.plan.extra == 1 + 8
-    _, after = POLICY.commit(again.plan)
+    _, after = POLICY.advance(again.plan)
     assert after.assigned == {1: tuple(range(12, 24))}
 
 
 def test_the_next_step_is_balanced_again() -> None:
     plan = POLICY.start(replicas=4, grad_accum=3)
-    _, after = POLICY.commit(fail(plan, 0, 1).plan)
+    _, after = POLICY.advance(fail(plan, 0, 1).plan)
     assert list(after.contributions.values()) == [6, 6]
     assert step_ids(after) == list(range(12, 24))
 
 
 @pytest.mark.parametrize("idle", [2, 3, 4])
 def test_idle_replicas_die_without_a_trace(idle: int) -> None:
-    plan = POLICY.advance(POLICY.start(replicas=2, grad_accum=1), range(5))
+    plan = POLICY.relayout(POLICY.start(replicas=2, grad_accum=1), range(5))
     assert plan.assigned[idle] == ()
     assert plan.roles[idle] is Role.MINOR
     decision = fail(plan, idle)
     assert not decision.boundary
     assert decision.restore is Restore.BLOCKING
-    entry, after = POLICY.commit(decision.plan)
+    entry, after = POLICY.advance(decision.plan)
     assert entry.total == 2
     assert step_ids(after) == [2, 3]
 
 
 def test_an_idle_replica_takes_over() -> None:
-    plan = POLICY.advance(POLICY.start(replicas=2, grad_accum=1), range(5))
+    plan = POLICY.relayout(POLICY.start(replicas=2, grad_accum=1), range(5))
     decision = fail(plan, 0)
-    assert decision.extra == {2: (0,)}
+    assert decision.extra_ids == {2: (0,)}
     assert decision.boundary

@@ -71,7 +71,7 @@ def test_coverage_of_a_run() -> None:
     plan = policy.start(replicas=12, grad_accum=5)
     ledger.check(plan)
     for failed in (set(), {3}, {0}):
-        entry, plan = policy.commit(policy.on_failure(plan, agreed_table(plan, failed)).plan)
+        entry, plan = policy.advance(policy.on_failure(plan, agreed_table(plan, failed)).plan)
         ledger.record(entry)
         ledger.check(plan)
     assert ledger.microbatches == 3 * 60

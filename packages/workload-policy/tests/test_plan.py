@@ -13,8 +13,8 @@ def plan() -> Plan:
     """The second step of 12 replicas after a failure, with a queue of its own."""
     policy = StaticWorld()
     plan = policy.start(replicas=12, grad_accum=5)
-    plan = policy.commit(policy.on_failure(plan, agreed_table(plan, {3})).plan)[1]
-    plan = policy.commit(policy.on_failure(plan, agreed_table(plan, {0})).plan)[1]
+    plan = policy.advance(policy.on_failure(plan, agreed_table(plan, {3})).plan)[1]
+    plan = policy.advance(policy.on_failure(plan, agreed_table(plan, {0})).plan)[1]
     assert plan.queue
     return plan
 
@@ -23,7 +23,7 @@ def plan() -> Plan:
 def test_round_trip_through_json(plan: Plan, *, sort_keys: bool) -> None:
     back = Plan.from_dict(json.loads(json.dumps(plan.to_dict(), sort_keys=sort_keys)))
     assert back == plan
-    assert StaticWorld().commit(back) == StaticWorld().commit(plan)
+    assert StaticWorld().advance(back) == StaticWorld().advance(plan)
 
 
 def test_a_plan_in_the_middle_of_a_boundary_step(plan: Plan) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from workload_policy import Decision, Plan, Policy, Restore, Role, agreed_table, policy_named
+from workload_policy import Decision, Plan, Policy, Restore, Role, agreed_table, load_policy
 
 pytestmark = pytest.mark.property
 each_policy = pytest.mark.parametrize("name", ["static", "exact", "adaptive"])
@@ -68,15 +68,15 @@ def check_decision(before: Plan, decision: Decision, dead: set[int]) -> None:
     held = flat([after.assigned[m] for m in after.members])
     assert len(held) == len(set(held)), "two living replicas hold the same id"
     for m in after.members:
-        assert after.assigned[m] == before.assigned[m] + decision.extra.get(m, ())
-    assert decision.boundary == bool(decision.extra)
+        assert after.assigned[m] == before.assigned[m] + decision.extra_ids.get(m, ())
+    assert decision.boundary == bool(decision.extra_ids)
     assert after.boundary == (before.boundary or decision.boundary)
     if dead:
         assert decision.restore is (Restore.NON_BLOCKING if decision.boundary else Restore.BLOCKING)
     lost = flat([before.assigned[m] for m in dead])
-    assert sorted([*decision.queued, *(set(lost) & set(flat(list(decision.extra.values()))))]) == (
-        sorted(lost)
-    )
+    assert sorted(
+        [*decision.queued, *(set(lost) & set(flat(list(decision.extra_ids.values()))))]
+    ) == (sorted(lost))
 
 
 def check_static_decision(before: Plan, decision: Decision) -> None:
@@ -104,8 +104,8 @@ def check_static_decision(before: Plan, decision: Decision) -> None:
     while current + len(eligible) * grad_extra < batch:
         grad_extra += 1
     minors = current + len(eligible) * grad_extra - batch
-    assert (decision.grad_extra, decision.boundary_minors) == (grad_extra, minors)
-    counts = [len(decision.extra.get(m, ())) for m in eligible]
+    assert (decision.extra, decision.boundary_minors) == (grad_extra, minors)
+    counts = [len(decision.extra_ids.get(m, ())) for m in eligible]
     assert counts == [grad_extra] * (len(eligible) - minors) + [grad_extra - 1] * minors
 
 
@@ -117,7 +117,7 @@ def run(policy: Policy, replicas: int, grad_accum: int, schedule: Sequence[Step]
     for number, step in enumerate(schedule):
         if step.joins:
             joined = range(newest, newest + step.joins)
-            plan = policy.advance(plan, [*joined, *plan.members])
+            plan = policy.relayout(plan, [*joined, *plan.members])
             newest += step.joins
         check_fresh(plan)
         for chosen in step.deaths:
@@ -127,7 +127,7 @@ def run(policy: Policy, replicas: int, grad_accum: int, schedule: Sequence[Step]
             if policy.name == "static":
                 check_static_decision(plan, decision)
             plan = decision.plan
-        entry, following = policy.commit(plan)
+        entry, following = policy.advance(plan)
 
         ids = flat(list(entry.ids.values()))
         assert entry.step == number
@@ -154,14 +154,14 @@ def run(policy: Policy, replicas: int, grad_accum: int, schedule: Sequence[Step]
 @settings(patient, max_examples=60)
 @given(replicas=st.integers(1, 300), grad_accum=st.integers(1, 200), schedule=schedules)
 def test_any_shape(name: str, replicas: int, grad_accum: int, schedule: list[Step]) -> None:
-    run(policy_named(name), replicas, grad_accum, schedule)
+    run(load_policy(name), replicas, grad_accum, schedule)
 
 
 @each_policy
 @settings(patient, max_examples=250)
 @given(replicas=st.integers(1, 9), grad_accum=st.integers(1, 6), schedule=schedules)
 def test_small_shapes(name: str, replicas: int, grad_accum: int, schedule: list[Step]) -> None:
-    run(policy_named(name), replicas, grad_accum, schedule)
+    run(load_policy(name), replicas, grad_accum, schedule)
 
 
 @each_policy
@@ -175,7 +175,7 @@ def test_small_shapes(name: str, replicas: int, grad_accum: int, schedule: list[
 def test_decisions_are_functions_of_the_table(
     name: str, replicas: int, grad_accum: int, deaths: list[tuple[int, ...]], order: random.Random
 ) -> None:
-    policy = policy_named(name)
+    policy = load_policy(name)
     plan = policy.start(replicas=replicas, grad_accum=grad_accum)
     for chosen in deaths:
         table = agreed_table(plan, victims(plan, chosen))
@@ -183,11 +183,11 @@ def test_decisions_are_functions_of_the_table(
         order.shuffle(table)
         assert policy.on_failure(plan, table) == decision
         assert policy.on_failure(Plan.from_dict(plan.to_dict()), table) == decision
-        plan = policy.commit(decision.plan)[1]
+        plan = policy.advance(decision.plan)[1]
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5, 8, 32])
 @pytest.mark.parametrize("name", ["static", "exact"])
 def test_one_death_a_step_until_one_is_left(name: str, replicas: int) -> None:
     one_each = [Step(joins=0, deaths=((index * 7,),)) for index in range(replicas - 1)]
-    run(policy_named(name), replicas, 6, [*one_each, Step(joins=0, deaths=())])
+    run(load_policy(name), replicas, 6, [*one_each, Step(joins=0, deaths=())])

@@ -20,12 +20,12 @@ def first() -> Plan:
 @pytest.fixture
 def spared(first: Plan) -> Plan:
     """The step after its boundary step: majors 0-27 of 9, minor 28 of 4, spares 29 and 30."""
-    return POLICY.commit(fail(first, 31).plan)[1]
+    return POLICY.advance(fail(first, 31).plan)[1]
 
 
 def test_a_step_without_failures_counts_its_own_ids(first: Plan) -> None:
     assert first.assigned[0] == tuple(range(8))
-    entry, second = POLICY.commit(first)
+    entry, second = POLICY.advance(first)
     assert sorted(i for ids in entry.ids.values() for i in ids) == list(range(256))
     assert (second.step, second.cursor, second.queue) == (1, 256, ())
     assert second.assigned[31] == tuple(range(504, 512))
@@ -35,13 +35,13 @@ def test_appendix_e_boundary_step(first: Plan) -> None:
     decision = fail(first, 31)
     assert decision.boundary
     assert decision.restore is Restore.NON_BLOCKING
-    assert (decision.grad_extra, decision.boundary_minors) == (1, 23)
-    assert decision.extra == {m: (248 + m,) for m in range(8)}  # what replica 31 had
+    assert (decision.extra, decision.boundary_minors) == (1, 23)
+    assert decision.extra_ids == {m: (248 + m,) for m in range(8)}  # what replica 31 had
     assert decision.queued == ()
     plan = decision.plan
     assert list(plan.contributions.values()) == [9] * 8 + [8] * 23
     assert (plan.total, plan.target, plan.extra, plan.boundary_minors) == (256, 256, 1, 23)
-    entry, after = POLICY.commit(plan)
+    entry, after = POLICY.advance(plan)
     assert (entry.total, entry.boundary, entry.extra, entry.boundary_minors) == (256, True, 1, 23)
     assert (after.boundary, after.extra, after.boundary_minors) == (False, 0, 0)
     assert list(after.contributions.values()) == [9] * 28 + [4, 0, 0]
@@ -53,12 +53,12 @@ def test_figure_5_iv_the_minor_spare_replaces_the_minor(spared: Plan) -> None:
     assert decision.restore is Restore.BLOCKING
     assert decision.promoted == {28: 30}
     assert decision.admitted == ()
-    assert decision.extra == {}
+    assert decision.extra_ids == {}
     assert decision.queued == spared.assigned[28]
     assert decision.plan.roles[30] is Role.MINOR
     assert decision.plan.assigned[30] == spared.assigned[30]  # with its own ids
     assert decision.plan.total == 256
-    entry, after = POLICY.commit(decision.plan)
+    entry, after = POLICY.advance(decision.plan)
     assert (entry.boundary, entry.extra, entry.boundary_minors) == (False, 0, 0)
     assert after.roles == decision.plan.roles  # not laid out anew
     assert after.layout == spared.layout
@@ -90,7 +90,7 @@ def test_spares_dying_change_nothing_that_counts(spared: Plan) -> None:
     assert decision.plan.committed_ids == {
         m: ids for m, ids in spared.committed_ids.items() if m < 29
     }
-    _, after = POLICY.commit(decision.plan)
+    _, after = POLICY.advance(decision.plan)
     assert after.layout == spared.layout
     assert not any(role.is_spare for role in after.roles.values())
 
@@ -100,7 +100,7 @@ def test_a_spare_dying_with_the_one_it_stands_by_for(spared: Plan) -> None:
     assert decision.boundary
     assert decision.promoted == {}
     assert decision.admitted == (30,)  # 4 of the 9 that are missing
-    assert (decision.grad_extra, decision.boundary_minors) == (1, 29 - 5)
+    assert (decision.extra, decision.boundary_minors) == (1, 29 - 5)
     assert decision.plan.total == 256
 
 
@@ -110,7 +110,7 @@ def test_a_spare_that_does_not_fit_sits_the_step_out(spared: Plan) -> None:
     assert decision.admitted == ()
     assert decision.plan.roles[29] is Role.MAJOR_SPARE
     assert decision.plan.assigned[29] == spared.assigned[29]
-    assert (decision.grad_extra, decision.boundary_minors) == (1, 24)
+    assert (decision.extra, decision.boundary_minors) == (1, 24)
     assert decision.plan.total == 256
 
 
@@ -128,7 +128,7 @@ def test_two_majors_with_one_spare(spared: Plan) -> None:
     assert decision.promoted == {0: 29}
     assert decision.admitted == (30,)
     assert decision.boundary
-    assert (decision.grad_extra, decision.boundary_minors) == (1, 29 - 5)
+    assert (decision.extra, decision.boundary_minors) == (1, 29 - 5)
     assert decision.queued == (spared.assigned[0] + spared.assigned[1])[5:]
     assert decision.plan.total == 256
 
@@ -137,8 +137,8 @@ def test_a_death_in_the_extension_loses_its_extra_work_too(first: Plan) -> None:
     once = fail(first, 31)
     again = fail(once.plan, 0)  # it had 9 by then
     assert again.boundary
-    assert (again.grad_extra, again.boundary_minors) == (1, 30 - 9)
-    assert sorted(i for ids in again.extra.values() for i in ids) == [*range(8), 248]
+    assert (again.extra, again.boundary_minors) == (1, 30 - 9)
+    assert sorted(i for ids in again.extra_ids.values() for i in ids) == [*range(8), 248]
     assert again.plan.assigned[1] == (*range(8, 16), 249, 0)
     assert (again.plan.extra, again.plan.boundary_minors) == (2, 21)
     assert again.plan.total == 256
@@ -150,7 +150,7 @@ def test_a_spare_promoted_in_the_extension_does_not_cover_extra_work(spared: Pla
     again = fail(once.plan, 0)
     assert again.promoted == {0: 29}
     assert again.boundary
-    assert sum(map(len, again.extra.values())) == 1
+    assert sum(map(len, again.extra_ids.values())) == 1
     assert again.plan.total == 256
 
 
@@ -163,22 +163,22 @@ def test_a_step_that_crossed_a_boundary_stays_one(spared: Plan) -> None:
     assert again.restore is Restore.BLOCKING
     assert again.plan.boundary
     assert (again.plan.extra, again.plan.boundary_minors) == (1, 24)
-    assert POLICY.commit(again.plan)[1].layout.survivors == 28
+    assert POLICY.advance(again.plan)[1].layout.survivors == 28
 
 
 def test_down_to_one_survivor(spared: Plan) -> None:
     decision = fail(spared, *range(30))  # the minor-spare is left
     assert decision.promoted == {28: 30}
-    assert decision.grad_extra == 252
+    assert decision.extra == 252
     assert decision.plan.contributions == {30: 256}
-    entry, after = POLICY.commit(decision.plan)
+    entry, after = POLICY.advance(decision.plan)
     assert entry.total == 256
     assert after.assigned.keys() == {30}
     assert len(after.assigned[30]) == 256
 
 
 def test_more_replicas_than_microbatches_after_growth() -> None:
-    plan = POLICY.advance(POLICY.start(replicas=2, grad_accum=1), range(5))
+    plan = POLICY.relayout(POLICY.start(replicas=2, grad_accum=1), range(5))
     assert list(plan.contributions.values()) == [1, 1, 0, 0, 0]
     decision = fail(plan, 0, 1, 3)
     assert decision.promoted == {0: 2, 1: 4}
@@ -186,13 +186,13 @@ def test_more_replicas_than_microbatches_after_growth() -> None:
 
 
 def test_growth_after_shrinkage_takes_the_queue_first(spared: Plan) -> None:
-    _, plan = POLICY.commit(fail(spared, 28).plan)
-    grown = POLICY.advance(plan, (*plan.members, 40, 41))
+    _, plan = POLICY.advance(fail(spared, 28).plan)
+    grown = POLICY.relayout(plan, (*plan.members, 40, 41))
     assert grown.layout.survivors == 32
     assert set(grown.contributions.values()) == {8}
     assert sorted(i for ids in grown.assigned.values() for i in ids)[: len(plan.queue)] == list(
         plan.queue
     )
-    entry, after = POLICY.commit(grown)
+    entry, after = POLICY.advance(grown)
     assert entry.total == 256
     assert after.queue == ()

@@ -70,8 +70,8 @@ class Augmentation:
         self._assignment = assignment
         self._depth = depth
         self._journal: list[tuple[int, int, int]] = []  # type, supplier before and after
-        # Of the nodes that are not 0. A type and its supplier have the same potential, up to the
-        # cost of the edge between them.
+        # Nodes that are not here have the potential 0. A type and its supplier have the same, up to
+        # the cost of the edge between them.
         self._type_potential: dict[int, int] = {}
         self._group_potential: dict[int, int] = {}
 

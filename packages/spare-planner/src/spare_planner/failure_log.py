@@ -61,11 +61,11 @@ class FailureLog:
     """What was observed.
 
     Attributes:
-        name: Of the file.
+        name: Name of the file.
         units: How many units were watched, also those that never failed.
         seconds: How long.
         faults: All faults, by start.
-        names: Of the units that failed, by index.
+        names: Names of the units that failed, by index.
         domains: Rack or zone of the units that failed, by index; empty if the log has none.
         resolution: Smallest step of time that the log tells apart, in seconds.
         excluded: Faults that were left out on demand.

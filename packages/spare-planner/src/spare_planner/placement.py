@@ -95,7 +95,7 @@ def place(
         groups: N, at least 1.
         redundancy: r, from 1 to N.
         construction: One of `CONSTRUCTIONS`; None takes the first that exists for N and r.
-        seed: Of the random placement. The same seed gives the same placement.
+        seed: Seed of a random placement. The same seed gives the same placement.
 
     Raises:
         PlacementError: A number is out of range, or the construction does not exist for them.

@@ -10,10 +10,11 @@ from scipy import stats
 
 from spare_planner.durations import spoken
 from spare_planner.errors import PlannerError
-from spare_planner.fit import Fit, lifetimes
+from spare_planner.fit import Fit
 from spare_planner.forecast import Forecast, forecast
 from spare_planner.intervals import time_between_wipe_outs
-from spare_planner.recommend import Candidate, Cluster, Recommendation, forecasts
+from spare_planner.lifetimes import lifetimes
+from spare_planner.recommendation import Candidate, Cluster, Recommendation, forecasts
 from spare_planner.theory import (
     endurable_failures,
     endurable_failures_by_replication,

@@ -7,7 +7,7 @@ from scipy import stats
 
 from spare_planner.durations import spoken
 from spare_planner.forecast import forecast
-from spare_planner.recommend import Candidate, Recommendation, forecasts
+from spare_planner.recommendation import Candidate, Recommendation, forecasts
 from spare_planner.simulation.clocks import FailureModel
 
 __all__ = ["caveats", "reasons"]

@@ -16,13 +16,13 @@ The work is incremental: a failure takes their supplier from a few types only, s
 `spare_planner.augment`. Without a deeper S* a failure costs far less than a pass over all groups.
 """
 
-from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from spare_planner.augment import Assignment, Augmentation
-from spare_planner.errors import GroupError, StaleError, WipeOutError
+from spare_planner.augment import Augmentation
+from spare_planner.errors import StaleError, WipeOutError
+from spare_planner.orders import Orders
 from spare_planner.placement import Placement
 
 __all__ = ["Reordering", "Stacks"]
@@ -86,10 +86,9 @@ class Stacks:
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
-        self._rows: list[list[int]] = placement.table.tolist()
-        self._all_hosts: list[list[int]] = placement.hosts.tolist()
+        self._orders = Orders(placement)
+        self._lost: tuple[int, ...] = ()
         self._version = 0
-        self.reset()
 
     @classmethod
     def from_order(
@@ -107,58 +106,33 @@ class Stacks:
             WipeOutError: Some type is in nobody's first `depth` stacks.
         """
         stacks = cls(placement)
-        if not 1 <= depth <= placement.redundancy:
-            raise GroupError(f"depth must be from 1 to {placement.redundancy}, got {depth}")
-        stacks._check_groups(order, alive=True)
-        for group, types in order.items():
-            if sorted(types) != sorted(stacks._rows[group]):
-                raise GroupError(f"group {group} does not host {list(types)}, in any order")
-        for group in range(placement.groups):
-            if group not in order:
-                stacks._remove(group)
-        stacks._depth = depth
-        for group, types in order.items():
-            stacks._front[group] = list(types[:depth])
-            stacks._back[group] = list(types[depth:])
-        uncovered = stacks._supply_anew()
+        uncovered = stacks._orders.adopt(order, depth)
         if uncovered:
             raise WipeOutError(lost=tuple(uncovered))
         return stacks
 
     def reset(self) -> None:
         """Go back to the placement's own order with all groups alive, one stack deep."""
-        groups = self.placement.groups
         self._version += 1
-        self._depth = 1
-        self._front = [row[:1] for row in self._rows]
-        self._back = [row[1:] for row in self._rows]
-        self._alive = [True] * groups
-        self._survivors = groups
-        self._lost: tuple[int, ...] = ()
-        self._assignment = Assignment(
-            front=self._front,
-            hosts=[list(hosts) for hosts in self._all_hosts],
-            supplier=[-1] * groups,
-            load=[0] * groups,
-        )
-        self._assignment.cover(range(groups))
+        self._orders.reset()
+        self._lost = ()
 
     # ----------------------------------------------------------------------------- what is
 
     @property
     def depth(self) -> int:
         """How many stacks each living group computes, S."""
-        return self._depth
+        return self._orders.depth
 
     @property
     def survivors(self) -> int:
         """How many groups are alive."""
-        return self._survivors
+        return self._orders.survivors
 
     @property
     def living(self) -> tuple[int, ...]:
         """The groups that are alive, sorted."""
-        return tuple(group for group, alive in enumerate(self._alive) if alive)
+        return self._orders.living
 
     @property
     def lost(self) -> tuple[int, ...]:
@@ -168,7 +142,7 @@ class Stacks:
     @property
     def suppliers(self) -> tuple[int, ...]:
         """The one living group that supplies each type; -1 for all that a wipe-out took."""
-        return tuple(self._assignment.supplier)
+        return tuple(self._orders.assignment.supplier)
 
     def order(self, group: int) -> tuple[int, ...]:
         """Return all r types a living group hosts, in the order in which it computes them.
@@ -176,8 +150,8 @@ class Stacks:
         Raises:
             GroupError: It does not exist or is not alive.
         """
-        self._check_groups((group,), alive=True)
-        return (*self._front[group], *self._back[group])
+        self._orders.check((group,), alive=True)
+        return self._orders.of(group)
 
     # ---------------------------------------------------------------------------- what happens
 
@@ -192,18 +166,19 @@ class Stacks:
             WipeOutError: An earlier failure was a wipe-out; `reset` first.
         """
         dead = self._begin(groups, alive=True)
-        supplier = self._assignment.supplier
-        orphans = sorted(t for g in dead for t in self._front[g] if supplier[t] == g)
+        orders, assignment = self._orders, self._orders.assignment
+        supplier = assignment.supplier
+        orphans = sorted(t for g in dead for t in orders.front[g] if supplier[t] == g)
         for group in dead:
-            self._remove(group)
-        uncovered = self._assignment.cover(orphans)
-        self._lost = tuple(t for t in uncovered if not self._assignment.hosts[t])
+            orders.remove(group)
+        uncovered = assignment.cover(orphans)
+        self._lost = tuple(t for t in uncovered if not assignment.hosts[t])
         if self._lost or not uncovered:
             return self._reordering(uncovered=uncovered)
-        before = self._depth
+        before = orders.depth
         placed = self._assign(uncovered)
-        moves = self._move(placed)
-        patched = sorted(placed) if self._depth == before else self.living
+        moves = orders.move(placed)
+        patched = sorted(placed) if orders.depth == before else self.living
         return self._reordering(moves=moves, patched=patched, uncovered=uncovered)
 
     def rejoin(self, groups: Iterable[int]) -> Reordering:
@@ -221,23 +196,18 @@ class Stacks:
             WipeOutError: An earlier failure was a wipe-out; `reset` first.
         """
         returned = self._begin(groups, alive=False)
+        orders = self._orders
         for group in returned:
-            row = self._rows[group]
-            self._front[group], self._back[group] = row[: self._depth], row[self._depth :]
-            self._alive[group] = True
-            for t in row:
-                insort(self._assignment.hosts[t], group)
-        self._survivors += len(returned)
-        before, living = self._depth, self.living
-        if self._survivors == self.placement.groups:
-            computed = [set(front[:1]) for front in self._front]
+            orders.bring_back(group)
+        if orders.survivors == self.placement.groups:
+            computed = [set(front[:1]) for front in orders.front]
             self.reset()
-            changed = [g for g in living if self._front[g][0] not in computed[g]]
+            changed = [g for g, front in enumerate(orders.front) if front[0] not in computed[g]]
             return self._reordering(moves=len(changed), patched=changed)
-        for depth in range(-(-self.placement.groups // self._survivors), before):
+        for depth in range(-(-self.placement.groups // orders.survivors), orders.depth):
             placed = self._shrink(depth)
             if placed is not None:
-                moves = self._move(placed)
+                moves = orders.move(placed)
                 return self._reordering(moves=moves, patched=sorted(placed))
         return self._reordering()
 
@@ -246,29 +216,9 @@ class Stacks:
         if self._lost:
             raise WipeOutError(lost=self._lost)
         chosen = sorted(groups)
-        self._check_groups(chosen, alive=alive)
+        self._orders.check(chosen, alive=alive)
         self._version += 1
         return chosen
-
-    def _check_groups(self, groups: Iterable[int], *, alive: bool) -> None:
-        seen = set()
-        for group in groups:
-            if not 0 <= group < self.placement.groups:
-                raise GroupError(
-                    f"there is no group {group}: groups are 0 to {self.placement.groups - 1}"
-                )
-            if self._alive[group] != alive:
-                raise GroupError(f"group {group} is {'not alive' if alive else 'alive already'}")
-            if group in seen:
-                raise GroupError(f"group {group} is named twice")
-            seen.add(group)
-
-    def _remove(self, group: int) -> None:
-        self._alive[group] = False
-        self._survivors -= 1
-        self._assignment.load[group] = 0
-        for t in self._rows[group]:
-            self._assignment.hosts[t].remove(group)
 
     def _reordering(
         self,
@@ -285,7 +235,7 @@ class Stacks:
             return {group: self.order(group) for group in self.living}
 
         return Reordering(
-            stacks=self._depth,
+            stacks=self.depth,
             moves=moves,
             patched=tuple(patched),
             uncovered=tuple(uncovered),
@@ -300,53 +250,25 @@ class Stacks:
 
         r stacks always suffice: then every host of a type computes it.
         """
+        orders = self._orders
         while True:
-            if self._depth * self._survivors >= self.placement.groups:
-                augmentation = Augmentation(self._assignment, self._depth)
+            if orders.depth * orders.survivors >= self.placement.groups:
+                augmentation = Augmentation(orders.assignment, orders.depth)
                 if augmentation.add(uncovered):
                     return augmentation.placed
-            self._depth += 1
-            for front, back, alive in zip(self._front, self._back, self._alive, strict=True):
-                if alive:
-                    front.append(back.pop(0))
-            uncovered = self._assignment.cover(uncovered)
+            orders.deepen()
+            uncovered = orders.assignment.cover(uncovered)
 
     def _shrink(self, depth: int) -> dict[int, list[int]] | None:
         """Try a smaller depth; return the moves by group, or None with nothing changed."""
-        before, front, back = self._depth, list(self._front), list(self._back)
-        supplier, load = list(self._assignment.supplier), list(self._assignment.load)
-        for group in self.living:
-            order = front[group] + back[group]
-            self._front[group], self._back[group] = order[:depth], order[depth:]
-        self._depth = depth
-        augmentation = Augmentation(self._assignment, depth)
-        if augmentation.add(self._supply_anew()):
+        orders, assignment = self._orders, self._orders.assignment
+        before, front, back = orders.depth, list(orders.front), list(orders.back)
+        supplier, load = list(assignment.supplier), list(assignment.load)
+        orders.cut(depth)
+        augmentation = Augmentation(assignment, depth)
+        if augmentation.add(orders.supply_anew()):
             return augmentation.placed
-        self._depth = before
-        self._front[:], self._back[:] = front, back
-        self._assignment.supplier[:], self._assignment.load[:] = supplier, load
+        orders.depth = before
+        orders.front[:], orders.back[:] = front, back
+        assignment.supplier[:], assignment.load[:] = supplier, load
         return None
-
-    def _supply_anew(self) -> list[int]:
-        """Choose all suppliers again from what is computed; return the types that have none."""
-        self._assignment.load[:] = [0] * self.placement.groups
-        return self._assignment.cover(range(self.placement.groups))
-
-    def _move(self, placed: Mapping[int, list[int]]) -> int:
-        """Put moved types into the places they have been given; return how many there are.
-
-        A type that is supplied keeps its position. Moved ones take the last of the other positions,
-        so that the stacks computed first change least.
-        """
-        moves = 0
-        for group, types in placed.items():
-            front, back = self._front[group], self._back[group]
-            free = [i for i, t in enumerate(front) if self._assignment.supplier[t] != group]
-            taken = free[len(free) - len(types) :]
-            displaced = [front[i] for i in taken]
-            for i, t in zip(taken, sorted(types), strict=True):
-                front[i] = t
-                back.remove(t)
-            back[:0] = displaced
-            moves += len(types)
-        return moves

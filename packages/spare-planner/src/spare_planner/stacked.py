@@ -12,27 +12,29 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
-from spare_planner.errors import GroupError, PlacementError, WipeOutError
-from spare_planner.placement import Placement, place
+from spare_planner.errors import PlacementError, WipeOutError
 from spare_planner.reorder import Stacks
-from spare_planner.theory import optimal_redundancy
+from spare_planner.stacked_state import StackedState, placed
 from workload_policy import (
     Decision,
     Layout,
     LayoutError,
     LedgerEntry,
-    NoSurvivorsError,
     Plan,
     PlanError,
+    Promise,
     Restore,
     Role,
     Stack,
-    Stacking,
     SurvivorRecord,
+    check_exact,
+    check_members,
+    check_own_plan,
+    check_shape,
     failed_replicas,
 )
+from workload_policy.stacks import ids_of
 
 __all__ = ["Stacked"]
 
@@ -43,7 +45,7 @@ class Stacked:
     """Count exactly ``[tB, (t+1)B)`` in step t, and mask failures by redundant stacks.
 
     The methods do what `workload_policy.Policy` promises. There are no spares: every member is a
-    major that computes as many stacks as the others, and `Plan.stacking` says which of them count.
+    major that computes as many stacks as the others, and `Plan.stacks` says which of them count.
     A run that was started with N replicas has N groups for good: dead ones may come back between
     steps, others cannot join.
 
@@ -53,18 +55,19 @@ class Stacked:
     >>> plan.assigned[2]
     (4, 5)
     >>> decision = policy.on_failure(plan, agreed_table(plan, failed={3}))
-    >>> decision.extra
+    >>> decision.extra_ids
     {2: (6, 7)}
-    >>> entry, plan = policy.commit(decision.plan)
-    >>> [(stack.shard_type, stack.counted) for stack in plan.stacking.stacks[2]]
+    >>> entry, plan = policy.advance(decision.plan)
+    >>> [(stack.shard_type, stack.counted) for stack in plan.stacks[2]]
     [(2, False), (3, True)]
 
     Args:
         redundancy: r, from 1 to the number of replicas; `optimal_redundancy` of that if None.
-        seed: Of the placement, where it is a random one.
+        seed: Seed of the placement, which matters only where no ruler fits and it is random.
     """
 
     name = "stacked"
+    promise = Promise.EXACT
 
     def __init__(self, *, redundancy: int | None = None, seed: int = 0) -> None:
         self.redundancy = redundancy
@@ -80,13 +83,7 @@ class Stacked:
         Raises:
             LayoutError: A number is not positive, or there are more survivors than replicas.
         """
-        for name, value in (
-            ("replicas", replicas),
-            ("grad_accum", grad_accum),
-            ("survivors", survivors),
-        ):
-            if value < 1:
-                raise LayoutError(f"{name} must be at least 1, got {value}")
+        batch = check_shape(replicas=replicas, grad_accum=grad_accum, survivors=survivors)
         if survivors > replicas:
             raise LayoutError(
                 f"survivors must be at most {replicas}, the replicas at the start, got {survivors}:"
@@ -96,7 +93,7 @@ class Stacked:
         return Layout(
             replicas=replicas,
             survivors=survivors,
-            global_batch=replicas * grad_accum,
+            global_batch=batch,
             grad_accum=(share + 1 if larger else share) * grad_accum,
             majors=larger or survivors,
             minors=survivors - larger if larger else 0,
@@ -114,18 +111,23 @@ class Stacked:
         layout = self.layout(replicas=replicas, grad_accum=grad_accum, survivors=replicas)
         redundancy = self.redundancy
         if redundancy is None:
+            from spare_planner.theory import optimal_redundancy  # scipy takes a while to import
+
             redundancy = int(optimal_redundancy(replicas))
         try:
-            placement = _placed(replicas, redundancy, self.seed)
+            placement = placed(replicas, redundancy, self.seed)
         except PlacementError as error:
             raise LayoutError(f"a stacked run of {replicas} replicas: {error}") from error
         return _plan(
             step=0,
             grad_accum=grad_accum,
             layout=layout,
-            seed=self.seed,
-            depth=1,
-            order={group: placement.hosted(group) for group in range(replicas)},
+            state=StackedState(
+                redundancy=redundancy,
+                seed=self.seed,
+                depth=1,
+                order={group: placement.hosted(group) for group in range(replicas)},
+            ),
         )
 
     def on_failure(self, plan: Plan, table: Sequence[SurvivorRecord]) -> Decision:
@@ -135,23 +137,24 @@ class Stacked:
             NoSurvivorsError: The table is empty.
             WipeOutError: Some type has no host left.
             TableError: The table does not fit the plan.
-            PlanError: The plan is of another policy or redundancy.
+            PlanError: The plan is of another policy or redundancy, or it is damaged.
         """
-        stacking = self._own(plan)
+        state = self._own(plan)
         failed = failed_replicas(plan, table)
         if not failed:
             return _decision(plan, restore=Restore.SKIP)
-        stacks = _stacks(plan, stacking)
+        stacks = state.stacks(plan)
         change = stacks.fail(failed)
         if change.wiped_out:
             raise WipeOutError(lost=change.lost, step=plan.step)
         survivors = stacks.living
-        recounted, extra = _make_up(plan, stacking, stacks, survivors)
+        before = _computed(plan)
+        recounted, extra = _make_up(plan, stacks, survivors)
         after = {
             m: (
                 *(
                     replace(stack, counted=stack.counted or stack.shard_type in recounted[m])
-                    for stack in stacking.stacks[m]
+                    for stack in before[m]
                 ),
                 *(_stack(plan, t, counted=True) for t in extra[m]),
             )
@@ -159,37 +162,40 @@ class Stacked:
         }
         most = max(map(len, extra.values()))
         fewer = sum(len(types) < most for types in extra.values())
-        changed = replace(stacking, depth=change.stacks, order=change.order, stacks=after)
+        changed = replace(state, depth=change.stacks, order=change.order)
         return _decision(
             replace(
                 plan,
                 members=survivors,
                 roles={m: plan.roles[m] for m in survivors},
-                assigned=changed.assigned,
+                assigned={m: ids_of(stacks) for m, stacks in after.items()},
                 extra=plan.extra + most * plan.grad_accum,
                 boundary=plan.boundary or most > 0,
                 boundary_minors=fewer if most else plan.boundary_minors,
-                stacking=changed,
+                stacks=after,
+                state=changed.to_dict(),
             ),
             failed=failed,
             restore=Restore.NON_BLOCKING if most else Restore.BLOCKING,
-            extra={m: _ids(plan, types) for m, types in extra.items() if types},
-            grad_extra=most * plan.grad_accum,
+            extra_ids={m: _ids(plan, types) for m, types in extra.items() if types},
+            extra=most * plan.grad_accum,
             boundary_minors=fewer if most else 0,
             recounted={m: _ids(plan, sorted(types)) for m, types in recounted.items() if types},
         )
 
-    def commit(self, plan: Plan) -> tuple[LedgerEntry, Plan]:
+    def advance(self, plan: Plan) -> tuple[LedgerEntry, Plan]:
         """Count the ids of the plan and return the plan of the next step.
 
         Raises:
-            PlanError: Its total is not its target, or it is of another policy or redundancy.
+            PlanError: Its total is not its target, its ids are not those of the step, or it is of
+                another policy or redundancy.
         """
-        stacking = self._own(plan)
+        state = self._own(plan)
         entry = LedgerEntry.of(plan)
-        return entry, self._next(plan, stacking, step=plan.step + 1, order=stacking.order)
+        check_exact(plan, who=f"policy {self.name!r}")
+        return entry, self._next(plan, state, step=plan.step + 1)
 
-    def advance(self, plan: Plan, members: Sequence[int]) -> Plan:
+    def relayout(self, plan: Plan, members: Sequence[int]) -> Plan:
         """Return the plan of the same step for another membership of the N replicas.
 
         Raises:
@@ -198,21 +204,9 @@ class Stacked:
                 type between them, the step has needed extra stacks already, or the plan is of
                 another policy or redundancy.
         """
-        stacking = self._own(plan)
-        if plan.boundary:
-            raise PlanError(
-                f"step {plan.step} has crossed a policy boundary:"
-                " commit it before its members change"
-            )
-        if not members:
-            raise NoSurvivorsError(step=plan.step, failed=plan.members)
-        chosen = set(members)
-        if len(chosen) != len(members) or not chosen <= set(range(plan.replicas)):
-            raise PlanError(
-                f"members must be distinct replica ids from 0 to {plan.replicas - 1},"
-                f" got {sorted(members)}: a stacked run cannot grow"
-            )
-        stacks = _stacks(plan, stacking)
+        state = self._own(plan)
+        chosen = set(check_members(plan, members, most=plan.replicas))
+        stacks = state.stacks(plan)
         stacks.rejoin(chosen.difference(plan.members))
         change = stacks.fail(set(plan.members) - chosen)
         if change.wiped_out:
@@ -221,41 +215,33 @@ class Stacked:
                 f" {plan.replicas} shard types: go on with more replicas, best with all"
                 f" {plan.replicas}"
             )
-        depth = replace(stacking, depth=change.stacks)
-        return self._next(plan, depth, step=plan.step, order=change.order)
+        changed = replace(state, depth=change.stacks, order=change.order)
+        return self._next(plan, changed, step=plan.step)
 
-    def _own(self, plan: Plan) -> Stacking:
-        """Return the stacks of a plan of this policy."""
-        if plan.policy != self.name or plan.stacking is None:
-            raise PlanError(f"a plan of policy {plan.policy!r} cannot go on under {self.name!r}")
-        planned = plan.stacking.redundancy
-        if self.redundancy not in {None, planned}:
+    def _own(self, plan: Plan) -> StackedState:
+        """Return the state of a plan of this policy."""
+        check_own_plan(plan, self.name)
+        state = StackedState.of(plan)
+        if self.redundancy not in {None, state.redundancy}:
             raise PlanError(
-                f"the plan has redundancy {planned}, not {self.redundancy}: go on with {planned},"
-                " or start a new run"
+                f"the plan has redundancy {state.redundancy}, not {self.redundancy}: go on with"
+                f" {state.redundancy}, or start a new run"
             )
-        return plan.stacking
+        return state
 
-    def _next(self, plan: Plan, stacking: Stacking, *, step: int, order: Orders) -> Plan:
-        return _plan(
-            step=step,
-            grad_accum=plan.grad_accum,
-            layout=self.layout(
-                replicas=plan.replicas, grad_accum=plan.grad_accum, survivors=len(order)
-            ),
-            seed=stacking.seed,
-            depth=stacking.depth,
-            order=order,
+    def _next(self, plan: Plan, state: StackedState, *, step: int) -> Plan:
+        layout = self.layout(
+            replicas=plan.replicas, grad_accum=plan.grad_accum, survivors=len(state.order)
         )
+        return _plan(step=step, grad_accum=plan.grad_accum, layout=layout, state=state)
 
 
-def _plan(
-    *, step: int, grad_accum: int, layout: Layout, seed: int, depth: int, order: Orders
-) -> Plan:
+def _plan(*, step: int, grad_accum: int, layout: Layout, state: StackedState) -> Plan:
     """Deal the stacks of a step."""
-    members = tuple(order)
+    members = tuple(state.order)
     cursor = step * layout.global_batch
-    suppliers = _suppliers({m: order[m][:depth] for m in members})
+    computed = {m: state.order[m][: state.depth] for m in members}
+    suppliers = _suppliers(computed)
     stacks = {
         m: tuple(
             Stack(
@@ -263,13 +249,10 @@ def _plan(
                 ids=_block(cursor, t, grad_accum),
                 counted=suppliers[t] == m,
             )
-            for t in order[m][:depth]
+            for t in types
         )
-        for m in members
+        for m, types in computed.items()
     }
-    stacking = Stacking(
-        redundancy=len(order[members[0]]), seed=seed, depth=depth, order=dict(order), stacks=stacks
-    )
     return Plan(
         policy=Stacked.name,
         step=step,
@@ -278,11 +261,12 @@ def _plan(
         layout=layout,
         members=members,
         roles=dict.fromkeys(members, Role.MAJOR),
-        assigned=stacking.assigned,
+        assigned={m: ids_of(mine) for m, mine in stacks.items()},
         cursor=cursor,
         queue=(),
         target=layout.global_batch,
-        stacking=stacking,
+        stacks=stacks,
+        state=state.to_dict(),
     )
 
 
@@ -304,7 +288,7 @@ def _suppliers(computed: Orders) -> dict[int, int]:
 
 
 def _make_up(
-    plan: Plan, stacking: Stacking, stacks: Stacks, survivors: Collection[int]
+    plan: Plan, stacks: Stacks, survivors: Collection[int]
 ) -> tuple[dict[int, set[int]], dict[int, list[int]]]:
     """Find who makes up for each type that counted on a dead member.
 
@@ -313,17 +297,17 @@ def _make_up(
         now. A type is computed by the host with the least to do; if that is not the only one, by
         the one that computes it from the next step on.
     """
-    counted = stacking.counted
-    counts = Counter({m: len(counted[m]) for m in survivors})
+    computed = _computed(plan)
+    counts = Counter({m: len(plan.primary(m)) for m in survivors})
     copies: dict[int, list[int]] = {}
     for m in survivors:
-        for stack in stacking.stacks[m]:
+        for stack in computed[m]:
             copies.setdefault(stack.shard_type, []).append(m)
     gone = {
         stack.shard_type
         for m in plan.members
         if m not in counts
-        for stack in stacking.stacks[m]
+        for stack in computed[m]
         if stack.counted
     }
     recounted: dict[int, set[int]] = {m: set() for m in survivors}
@@ -340,7 +324,7 @@ def _make_up(
     for t in sorted(hosts, key=lambda t: (len(hosts[t]), t)):
         member = min(
             hosts[t],
-            key=lambda m: (len(stacking.stacks[m]) + len(extra[m]), m != suppliers[t], m),
+            key=lambda m: (len(computed[m]) + len(extra[m]), m != suppliers[t], m),
         )
         extra[member].append(t)
     return recounted, extra
@@ -351,8 +335,8 @@ def _decision(
     *,
     restore: Restore,
     failed: tuple[int, ...] = (),
-    extra: Orders | None = None,
-    grad_extra: int = 0,
+    extra_ids: Orders | None = None,
+    extra: int = 0,
     boundary_minors: int = 0,
     recounted: Orders | None = None,
 ) -> Decision:
@@ -361,28 +345,20 @@ def _decision(
         failed=failed,
         promoted={},
         admitted=(),
-        boundary=grad_extra > 0,
+        boundary=extra > 0,
         restore=restore,
-        extra=extra or {},
-        grad_extra=grad_extra,
+        extra_ids=extra_ids or {},
+        extra=extra,
         boundary_minors=boundary_minors,
         queued=(),
         recounted=recounted or {},
     )
 
 
-def _stacks(plan: Plan, stacking: Stacking) -> Stacks:
-    """Return the stacks as the plan has them for the next step."""
-    try:
-        placement = _placed(plan.replicas, stacking.redundancy, stacking.seed)
-        return Stacks.from_order(placement, stacking.order, stacking.depth)
-    except (PlacementError, GroupError, WipeOutError) as error:
-        raise PlanError(f"the stacks of step {plan.step} are damaged: {error}") from error
-
-
-@lru_cache(maxsize=8)
-def _placed(groups: int, redundancy: int, seed: int) -> Placement:
-    return place(groups, redundancy, seed=seed)
+def _computed(plan: Plan) -> Mapping[int, tuple[Stack, ...]]:
+    """Return what each member computes in this step; a plan of this policy has it."""
+    assert plan.stacks is not None
+    return plan.stacks
 
 
 def _stack(plan: Plan, shard_type: int, *, counted: bool) -> Stack:

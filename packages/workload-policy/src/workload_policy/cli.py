@@ -1,23 +1,19 @@
 """The command ``workload-policy``: what a run will do, before it is started."""
 
 import argparse
-import importlib.metadata
 import json
-import os
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
+from workload_policy import __version__
+from workload_policy.command_line import Parser, run
 from workload_policy.errors import WorkloadPolicyError
-from workload_policy.registry import POLICY_NAMES, policy_named
-from workload_policy.simulate import simulate
+from workload_policy.loading import load_policy
+from workload_policy.registry import POLICY_NAMES, policy_names
+from workload_policy.simulation import simulate
 from workload_policy.tables import layout_report, simulation_report
 
 __all__ = ["main"]
-
-_USAGE_ERROR = 2
-_BROKEN_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 
 _POLICIES = """\
 policies:
@@ -26,14 +22,10 @@ policies:
   exact     as static, and every step counts the very microbatches of a failure-free run; no
             spares, each failure costs extra microbatches
   adaptive  the global batch shrinks with the replicas; a baseline to compare with
+
+--policy also takes the names that installed packages add, module:NAME for a policy in a module that
+can be imported, and FILE.py for a file of your own functions.
 """
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage text in front."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(_USAGE_ERROR, f"{self.prog}: error: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,28 +35,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; those of the process if None.
     """
     arguments = _parser().parse_args(argv)
-    try:
-        arguments.command(arguments)
-        sys.stdout.flush()
-    except WorkloadPolicyError as error:
-        print(f"workload-policy {arguments.name}: error: {error}", file=sys.stderr)
-        return _USAGE_ERROR
-    except BrokenPipeError:
-        # The reader has gone. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
-    return 0
+    return run(
+        lambda: arguments.command(arguments),
+        name=f"workload-policy {arguments.name}",
+        mistakes=WorkloadPolicyError,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="workload-policy",
         description="Who computes which microbatches when training replicas die or join.",
         epilog=_POLICIES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = importlib.metadata.version("workload-policy")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
 
     layout = commands.add_parser(
@@ -80,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         required=True,
         metavar="K",
-        help="replicas alive now; more than W if the run has grown",
+        help="replicas alive now, those with the ids 0 to K-1; more than W if the run has grown",
     )
     layout.set_defaults(command=_layout)
 
@@ -134,21 +119,25 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
         help="microbatches each of them computes in a step at the start; the global batch is W*G",
     )
     parser.add_argument(
-        "--policy", choices=POLICY_NAMES, default=POLICY_NAMES[0], help="default: %(default)s"
+        "--policy",
+        default=POLICY_NAMES[0],
+        metavar="NAME | module:NAME | FILE.py",
+        help=f"one of {', '.join(policy_names())}, or one of your own; default: %(default)s",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def _layout(arguments: argparse.Namespace) -> None:
-    layout = policy_named(arguments.policy).layout(
-        replicas=arguments.replicas,
-        grad_accum=arguments.grad_accum,
-        survivors=arguments.survivors,
-    )
+    policy = load_policy(arguments.policy)
+    shape = {"replicas": arguments.replicas, "grad_accum": arguments.grad_accum}
+    layout = policy.layout(**shape, survivors=arguments.survivors)
+    # What members compute is the plan's to say: a policy need not follow its layout's quotas.
+    plan = policy.relayout(policy.start(**shape), range(arguments.survivors))
     if arguments.json:
-        print(json.dumps({**layout.to_dict(), "contributions": layout.contributions}))
+        contributions = list(plan.contributions.values())
+        print(json.dumps({**layout.to_dict(), "contributions": contributions}))
     else:
-        print(layout_report(layout, policy=arguments.policy))
+        print(layout_report(plan))
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
@@ -158,8 +147,9 @@ def _simulate(arguments: argparse.Namespace) -> None:
     joins: defaultdict[int, int] = defaultdict(int)
     for step, count in arguments.join:
         joins[step] += count
+    policy = load_policy(arguments.policy)
     steps = simulate(
-        policy_named(arguments.policy),
+        policy,
         replicas=arguments.replicas,
         grad_accum=arguments.grad_accum,
         steps=arguments.steps,
@@ -170,7 +160,7 @@ def _simulate(arguments: argparse.Namespace) -> None:
         for step in steps:
             print(json.dumps(step.to_dict()))
     else:
-        print(simulation_report(steps, policy=arguments.policy))
+        print(simulation_report(steps, policy=policy.name))
 
 
 def _pair(form: str) -> Callable[[str], tuple[int, int]]:

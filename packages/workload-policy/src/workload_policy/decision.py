@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from workload_policy.errors import NoSurvivorsError, TableError
 from workload_policy.plan import Plan
 from workload_policy.roles import Role
+from workload_policy.stacks import Stack
 
 __all__ = ["Decision", "Restore", "SurvivorRecord", "agreed_table", "failed_replicas"]
 
@@ -56,13 +57,13 @@ class Decision:
             policy boundary without taking any one replica's place.
         boundary: Whether this failure crosses a policy boundary: extra microbatches are needed.
         restore: How to treat what was reduced already.
-        extra: Ids each member computes on top; they are at the end of ``plan.assigned``. Only
+        extra_ids: Ids each member computes on top; they are at the end of ``plan.assigned``. Only
             members that have any.
-        grad_extra: Most extra microbatches of any member, ``G_ext``; 0 without a boundary.
+        extra: Most extra microbatches of any member, ``G_ext``; 0 without a boundary.
         boundary_minors: Contributing members that compute fewer extra microbatches than that.
         queued: Ids of the dead that nobody computes in this step any more; a later step will.
-        recounted: Ids of redundant stacks that count from here on, by the member that holds them:
-            the copies of the dead ones' that were, or are being, computed anyway.
+        recounted: Ids of redundant stacks that count from here on, by the member that holds them.
+            They were computed for the case that the member whose copy counted dies.
     """
 
     plan: Plan
@@ -71,11 +72,18 @@ class Decision:
     admitted: tuple[int, ...]
     boundary: bool
     restore: Restore
-    extra: Mapping[int, tuple[int, ...]]
-    grad_extra: int
+    extra_ids: Mapping[int, tuple[int, ...]]
+    extra: int
     boundary_minors: int
     queued: tuple[int, ...]
     recounted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def recounted_stacks(self, member: int) -> tuple[Stack, ...]:
+        """Return the stacks of a member that have not counted there and do from here on."""
+        ids = set(self.recounted.get(member, ()))
+        if self.plan.stacks is None or not ids:
+            return ()
+        return tuple(stack for stack in self.plan.stacks[member] if ids.issuperset(stack.ids))
 
 
 def agreed_table(plan: Plan, failed: Collection[int]) -> list[SurvivorRecord]:

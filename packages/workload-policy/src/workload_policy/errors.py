@@ -9,7 +9,7 @@ __all__ = [
     "LedgerError",
     "NoSurvivorsError",
     "PlanError",
-    "PolicyNameError",
+    "PolicyError",
     "ScheduleError",
     "TableError",
     "WorkloadPolicyError",
@@ -48,8 +48,8 @@ class ScheduleError(WorkloadPolicyError, ValueError):
     """A failure or a join that cannot happen, such as a replica dying twice."""
 
 
-class PolicyNameError(WorkloadPolicyError, ValueError):
-    """A policy name that does not exist, or options that the policy does not have."""
+class PolicyError(WorkloadPolicyError, ValueError):
+    """A policy that cannot be loaded: no such name, module or file, or something wrong in it."""
 
 
 class NoSurvivorsError(WorkloadPolicyError, RuntimeError):

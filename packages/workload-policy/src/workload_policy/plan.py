@@ -2,13 +2,13 @@
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from workload_policy.errors import PlanError
 from workload_policy.layout import Layout
 from workload_policy.roles import Role
-from workload_policy.stacking import Stacking
+from workload_policy.stacks import Stack, contradictions, ids_of
 
 __all__ = ["Plan"]
 
@@ -19,8 +19,8 @@ T = TypeVar("T")
 class Plan:
     """Everything a policy knows about the step in progress; a value, never changed in place.
 
-    The ids of this step are not counted before `Policy.commit`. Until then the uncounted ids, those
-    assigned here among them, are ``queue + [cursor, inf)``.
+    The ids of this step are not counted before `Policy.advance`. Until then the uncounted ids,
+    those assigned here among them, are ``queue + [cursor, inf)``.
 
     Attributes:
         policy: Name of the policy that made the plan.
@@ -41,8 +41,10 @@ class Plan:
             boundaries.
         boundary: Whether this step has crossed a policy boundary.
         boundary_minors: Boundary minors of the last boundary of this step.
-        stacking: The stacks of a policy that has members compute some ids redundantly, and which of
-            them count; None where every id is assigned once.
+        stacks: What each member computes in this step as stacks, in order; those added by failures
+            are at the end. None where every id is assigned once.
+        state: What the policy that made the plan has to remember beyond all this, as JSON has it:
+            string keys, lists, numbers. Private to that policy, which checks it; empty for most.
     """
 
     policy: str
@@ -59,7 +61,8 @@ class Plan:
     extra: int = 0
     boundary: bool = False
     boundary_minors: int = 0
-    stacking: Stacking | None = None
+    stacks: Mapping[int, tuple[Stack, ...]] | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def global_batch(self) -> int:
@@ -74,15 +77,38 @@ class Plan:
     @property
     def committed_ids(self) -> dict[int, tuple[int, ...]]:
         """Ids of each member that count when this step commits; empty for spares."""
-        if self.stacking is not None:
-            counted = self.stacking.counted
-            return {m: counted[m] for m in self.members}
+        if self.stacks is not None:
+            return {m: self.primary(m) for m in self.members}
         return {m: () if self.roles[m].is_spare else self.assigned[m] for m in self.members}
 
     @property
     def total(self) -> int:
         """Microbatches that count in this step, over all members."""
         return sum(self.contributions.values())
+
+    @property
+    def depth(self) -> int:
+        """Most stacks that a member computes in this step; 0 without stacks."""
+        return max(map(len, self.stacks.values())) if self.stacks else 0
+
+    def primary(self, member: int) -> tuple[int, ...]:
+        """Return the ids that a member computes into the sum that is reduced, in order.
+
+        Without stacks that is all it is assigned: what a spare computes is left out of the sum only
+        because of its role. With stacks it is what counts.
+        """
+        if self.stacks is None:
+            return self.assigned[member]
+        return ids_of(stack for stack in self.stacks[member] if stack.counted)
+
+    def redundant(self, member: int) -> tuple[Stack, ...]:
+        """Return the stacks that a member computes and that do not count there, in order.
+
+        Their gradients are to be kept apart, in case they count later; empty without stacks.
+        """
+        if self.stacks is None:
+            return ()
+        return tuple(stack for stack in self.stacks[member] if not stack.counted)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as a JSON-ready dictionary; replica ids become string keys."""
@@ -101,8 +127,12 @@ class Plan:
             "extra": self.extra,
             "boundary": self.boundary,
             "boundary_minors": self.boundary_minors,
-            **({} if self.stacking is None else {"stacking": self.stacking.to_dict()}),
+            **({} if self.stacks is None else {"stacks": self._stacks_to_dict(self.stacks)}),
+            **({"state": dict(self.state)} if self.state else {}),
         }
+
+    def _stacks_to_dict(self, stacks: Mapping[int, tuple[Stack, ...]]) -> dict[str, Any]:
+        return {str(m): [stack.to_dict() for stack in stacks[m]] for m in self.members}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -129,7 +159,8 @@ class Plan:
                 extra=int(data["extra"]),
                 boundary=bool(data["boundary"]),
                 boundary_minors=int(data["boundary_minors"]),
-                stacking=Stacking.from_dict(data["stacking"]) if "stacking" in data else None,
+                stacks=_stacks(data["stacks"]) if "stacks" in data else None,
+                state=_state(data.get("state", {})),
             )
         except KeyError as error:
             raise PlanError(f"not a saved plan: {error.args[0]!r} is missing or unknown") from error
@@ -163,8 +194,8 @@ class Plan:
         if not _increasing((*self.queue, self.cursor)):
             yield "its queue is not sorted and below its cursor"
         ids = set(itertools.chain.from_iterable(self.assigned.values()))
-        if self.stacking is not None:
-            yield from self.stacking.contradictions(self.members, self.assigned)
+        if self.stacks is not None:
+            yield from contradictions(self.stacks, members=self.members, assigned=self.assigned)
         elif len(ids) != sum(map(len, self.assigned.values())):
             yield "it assigns an id twice"
         if any(i < self.cursor for i in ids.difference(self.queue)):
@@ -176,6 +207,16 @@ class Plan:
 def _by_replica(values: Mapping[str, T]) -> dict[int, T]:
     """Turn the string keys of JSON into replica ids, in order whatever JSON did to it."""
     return {replica: values[str(replica)] for replica in sorted(map(int, values))}
+
+
+def _stacks(data: Mapping[str, Any]) -> dict[int, tuple[Stack, ...]]:
+    return _by_replica({m: tuple(map(Stack.from_dict, stacks)) for m, stacks in data.items()})
+
+
+def _state(data: Any) -> dict[str, Any]:
+    if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
+        raise PlanError(f"not a saved plan: its state is {data!r}, not an object")
+    return dict(data)
 
 
 def _increasing(values: tuple[int, ...]) -> bool:

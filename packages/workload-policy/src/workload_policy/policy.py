@@ -7,6 +7,7 @@ from workload_policy.decision import Decision, SurvivorRecord
 from workload_policy.layout import Layout
 from workload_policy.ledger import LedgerEntry
 from workload_policy.plan import Plan
+from workload_policy.promise import Promise
 
 __all__ = ["Policy"]
 
@@ -19,7 +20,12 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """The name `policy_named` knows it by."""
+        """Its name, by which plans say whose they are."""
+        ...
+
+    @property
+    def promise(self) -> Promise:
+        """What holds of the microbatches of every step, whatever dies."""
         ...
 
     def layout(self, *, replicas: int, grad_accum: int, survivors: int) -> Layout:
@@ -58,27 +64,28 @@ class Policy(Protocol):
         Raises:
             NoSurvivorsError: The table is empty.
             TableError: The table does not fit the plan.
-            PlanError: The plan is of another policy.
+            PlanError: The plan is of another policy, or the answer breaks the policy's promise.
         """
         ...
 
-    def commit(self, plan: Plan) -> tuple[LedgerEntry, Plan]:
+    def advance(self, plan: Plan) -> tuple[LedgerEntry, Plan]:
         """Count the ids of the plan, once and for good, and return the plan of the next step.
 
         Roles and layout stay as they are unless the step has crossed a policy boundary.
 
         Raises:
-            PlanError: Its total is not its target, or it is of another policy.
+            PlanError: Its total is not its target, its ids are not those promised, or it is of
+                another policy.
         """
         ...
 
-    def advance(self, plan: Plan, members: Sequence[int]) -> Plan:
+    def relayout(self, plan: Plan, members: Sequence[int]) -> Plan:
         """Return the plan of the same step laid out for another membership, smaller or larger.
 
         Only between steps: what members have computed of the plan so far does not carry over.
 
         Args:
-            plan: What `start` or `commit` returned.
+            plan: What `start` or `advance` returned.
             members: Ids of the replicas alive now, in any order; unknown ones join the run.
 
         Raises:

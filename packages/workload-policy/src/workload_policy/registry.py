@@ -1,20 +1,18 @@
-"""The policies by name."""
+"""The policies by name: those of this package, and those that installed packages add."""
 
-import inspect
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
-from workload_policy.adaptive_world import AdaptiveWorld
-from workload_policy.errors import PolicyNameError
-from workload_policy.exact_batch import ExactBatch
-from workload_policy.policy import Policy
-from workload_policy.static_world import StaticWorld
-from workload_policy.step_policy import StepPolicy
+from workload_policy.errors import PolicyError
+from workload_policy.policies.adaptive_world import AdaptiveWorld
+from workload_policy.policies.exact_batch import ExactBatch
+from workload_policy.policies.in_order import InOrder
+from workload_policy.policies.static_world import StaticWorld
 
-__all__ = ["POLICY_GROUP", "POLICY_NAMES", "policy_named"]
+__all__ = ["POLICY_GROUP", "POLICY_NAMES", "maker_named", "policy_names"]
 
-_POLICIES: dict[str, type[StepPolicy]] = {
+_POLICIES: dict[str, type[InOrder]] = {
     cls.name: cls for cls in (StaticWorld, AdaptiveWorld, ExactBatch)
 }
 
@@ -27,37 +25,33 @@ POLICY_GROUP = "workload_policy.policies"
 _ELSEWHERE = {"stacked": "spare-planner"}
 
 
-def policy_named(name: str, **options: Any) -> Policy:
-    """Return the policy of this name, from here or from an installed package.
+def policy_names() -> tuple[str, ...]:
+    """Return the names that can be asked for here: `POLICY_NAMES`, then those of other packages."""
+    return (*POLICY_NAMES, *sorted(entry_points(group=POLICY_GROUP).names - set(POLICY_NAMES)))
 
-    Another package adds one by an entry point in the group `POLICY_GROUP` that names a callable
-    which returns it. Nothing of that package is imported before its policy is asked for.
 
-    >>> policy_named("exact").name
-    'exact'
+def maker_named(name: str) -> Callable[..., Any]:
+    """Return what makes the policy of this name.
 
-    Args:
-        name: One of `POLICY_NAMES`, or of an entry point.
-        options: What the policy takes; those of this package take none.
+    Nothing of another package is imported before its policy is asked for.
 
     Raises:
-        PolicyNameError: There is none, or it does not take these options.
+        PolicyError: There is none, or its package cannot be imported.
     """
-    make: Callable[..., Policy] | None = _POLICIES.get(name)
-    if make is None:
-        make = _installed(name)
-    try:
-        inspect.signature(make).bind(**options)
-    except TypeError as error:
-        raise PolicyNameError(f"policy {name!r} does not take these options: {error}") from None
-    return make(**options)
-
-
-def _installed(name: str) -> Callable[..., Policy]:
+    if name in _POLICIES:
+        return _POLICIES[name]
     found = entry_points(group=POLICY_GROUP)
     if name not in found.names:
-        names = ", ".join([*POLICY_NAMES, *sorted(found.names)])
         hint = f"; it comes with the package {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-        raise PolicyNameError(f"no policy is named {name!r}: choose from {names}{hint}")
-    make: Callable[..., Policy] = found[name].load()
+        raise PolicyError(
+            f"no policy is named {name!r}: choose from {', '.join(policy_names())}, or give"
+            f" module:NAME or FILE.py{hint}"
+        )
+    try:
+        make: Callable[..., Any] = found[name].load()
+    except Exception as error:
+        raise PolicyError(
+            f"policy {name!r} is registered as {found[name].value!r}, which cannot be imported:"
+            f" {type(error).__name__}: {error}"
+        ) from error
     return make

@@ -3,44 +3,39 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from workload_policy.layout import Layout
+from workload_policy.plan import Plan
 from workload_policy.roles import Role
-from workload_policy.simulate import SimulatedStep
+from workload_policy.simulation import SimulatedStep
 
 __all__ = ["layout_report", "simulation_report"]
 
 
-def layout_report(layout: Layout, *, policy: str) -> str:
-    """Return the split of one step, who computes and who counts, and what it costs."""
-    counts = {
-        Role.MAJOR: layout.majors,
-        Role.MINOR: layout.minors,
-        Role.MAJOR_SPARE: layout.major_spares,
-        Role.MINOR_SPARE: layout.minor_spares,
-    }
-    rows: list[tuple[object, ...]] = []
-    computed = 0
-    for role, count in counts.items():
-        if count:
-            each = layout.quota(role)
-            computed += count * each
-            counted = 0 if role.is_spare else count * each
-            rows.append((role.label.replace("_", "-"), count, each, count * each, counted))
-    rows.append(("total", layout.survivors, "", computed, layout.total))
+def layout_report(plan: Plan) -> str:
+    """Return the split of a fresh plan's step, who computes and who counts, and what it costs."""
+    counts = plan.contributions
+    kinds = Counter((plan.roles[m], len(plan.assigned[m]), counts[m]) for m in plan.members)
+    rows: list[tuple[object, ...]] = [
+        (role.label.replace("_", "-"), count, each, count * each, count * counted)
+        for (role, each, counted), count in sorted(kinds.items(), key=_by_role_and_share)
+    ]
+    shares = [len(ids) for ids in plan.assigned.values()]
+    rows.append(("total", len(plan.members), "", sum(shares), plan.total))
     lines = [
         (
-            f"policy {policy}, {layout.survivors} replicas alive of {layout.replicas} at the start,"
-            f" global batch {layout.global_batch}"
+            f"policy {plan.policy}, {len(plan.members)} replicas alive of {plan.replicas} at the"
+            f" start, global batch {plan.global_batch}"
         ),
         "",
         *_aligned(("role", "replicas", "each", "computed", "counted"), rows),
         "",
-        (
-            f"A step is {layout.grad_accum} microbatches long;"
-            f" it was {layout.global_batch // layout.replicas} at the start."
-        ),
+        f"A step is {max(shares)} microbatches long; it was {plan.grad_accum} at the start.",
     ]
     return "\n".join(lines)
+
+
+def _by_role_and_share(kind: tuple[tuple[Role, int, int], int]) -> tuple[Role, int, int]:
+    (role, each, counted), _ = kind
+    return role, -each, -counted
 
 
 def simulation_report(steps: Iterable[SimulatedStep], *, policy: str) -> str:

@@ -9,7 +9,8 @@ from spare_planner.commands.cluster import add_log, log_of, seconds
 from spare_planner.commands.shape import add_json
 from spare_planner.durations import item, spoken
 from spare_planner.errors import QuantityError
-from spare_planner.fit import Fit, Range, fit_log
+from spare_planner.fit import Fit, fit_log
+from spare_planner.lifetimes import Range
 from spare_planner.plots import check_picture, plot_fit
 
 __all__ = ["add"]

@@ -23,7 +23,7 @@ from spare_planner.durations import counted, item, spoken
 from spare_planner.errors import QuantityError
 from spare_planner.plots import check_picture, plot_recommendation
 from spare_planner.reasons import caveats, reasons
-from spare_planner.recommend import Candidate, Cluster, Recommendation, recommend
+from spare_planner.recommendation import Candidate, Cluster, Recommendation, recommend
 from spare_planner.simulation.experiment import STRATEGIES
 
 __all__ = ["add"]

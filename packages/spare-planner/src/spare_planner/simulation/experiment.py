@@ -135,7 +135,7 @@ class Statistic:
         return cls(mean=mean, low=mean - margin, high=mean + margin)
 
     def to_dict(self) -> dict[str, float | None]:
-        """Return it as JSON has it."""
+        """Return a JSON-ready dictionary."""
         return {"mean": self.mean, "low": self.low, "high": self.high}
 
 
@@ -183,7 +183,7 @@ class Summary:
         return sum(trial.finished for trial in self.trials)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON has it."""
+        """Return everything as a JSON-ready dictionary."""
         experiment = self.experiment
         redundant = experiment.strategy in {"spare", "replication"}
         return {
@@ -212,7 +212,7 @@ def simulate(
     Args:
         experiment: What to run.
         trials: How often, at least once.
-        seed: Of all random numbers, not negative.
+        seed: Seed of all random numbers, not negative.
         processes: How many at most; None for as many as there are processors. More than one are
             started only if that can save time.
         progress: Called with the number of trials done, after each.

@@ -32,7 +32,7 @@ class Straggling:
         Args:
             groups: How many groups take part.
             stacks: How many stacks each computes.
-            draws: Of how many independent parts that is made.
+            draws: How many independent parts the time is made of.
         """
         if not self._jitter:
             return stacks

@@ -4,13 +4,16 @@ from collections.abc import Sequence
 
 from workload_policy.layout import Layout, check_shape
 from workload_policy.plan import Plan
+from workload_policy.policies.in_order import InOrder
+from workload_policy.promise import Promise
+from workload_policy.response import Response
 from workload_policy.roles import Role
-from workload_policy.step_policy import Response, StepPolicy
+from workload_policy.shares import share_out
 
 __all__ = ["StaticWorld"]
 
 
-class StaticWorld(StepPolicy):
+class StaticWorld(InOrder):
     """Keep the batch: promote spares, else take a boundary step (ReCoVer, Algorithms 6 and 7).
 
     Microbatches are exchangeable here: a promoted spare counts with its own ids, and those of the
@@ -18,6 +21,7 @@ class StaticWorld(StepPolicy):
     """
 
     name = "static"
+    promise = Promise.BATCH
 
     def layout(self, *, replicas: int, grad_accum: int, survivors: int) -> Layout:
         """Return the majors that fill the batch, one minor for the remainder, and spares."""
@@ -56,9 +60,12 @@ class StaticWorld(StepPolicy):
                 missing -= len(plan.assigned[spare])
                 roles[spare] = roles[spare].promoted
                 admitted.append(spare)
+        # Each the same, whatever it has already: G_ext, and one less for the last ones, the
+        # boundary minors.
+        contributors = [m for m, role in roles.items() if not role.is_spare]
         return Response(
             roles=roles,
-            extra=_share_out(missing, [m for m, role in roles.items() if not role.is_spare]),
+            extra_counts=share_out(missing, dict.fromkeys(contributors, 0)),
             promoted=promoted,
             admitted=tuple(admitted),
         )
@@ -74,14 +81,3 @@ def _replace_in_kind(plan: Plan, failed: Sequence[int], roles: dict[int, Role]) 
             roles[spare] = spare_role.promoted
             promoted[dead] = spare
     return promoted
-
-
-def _share_out(missing: int, members: Sequence[int]) -> dict[int, int]:
-    """Return G_ext extra microbatches for each member, G_ext - 1 for the boundary minors.
-
-    The boundary minors are the last members.
-    """
-    grad_extra = -(-missing // len(members))
-    boundary_minors = len(members) * grad_extra - missing
-    full = len(members) - boundary_minors
-    return {m: grad_extra if i < full else grad_extra - 1 for i, m in enumerate(members)}

@@ -45,7 +45,7 @@ class Cluster:
         scenario: The job; checkpoints are chosen here.
         failures: How groups fail.
         gpus_per_group: GPUs of a group; None if unknown.
-        price: Of one GPU for one hour; None if unknown.
+        price: Price of one GPU for one hour; None if unknown.
         strategies: Which strategies are possible.
         redundancies: Redundancies of spare to look at; None for all that make sense.
         microbatches: Microbatches of a group in a step, for elastic; None if unknown.
@@ -156,7 +156,7 @@ class Candidate:
         return None if self.summary is None else self.summary.statistics["missing_groups"].mean
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return a JSON-ready dictionary."""
         known = {} if self.summary is None else self.summary.statistics
         nothing = Statistic(mean=None, low=None, high=None)
         seconds = self.seconds
@@ -286,7 +286,7 @@ def recommend(
     Args:
         cluster: The cluster and its job.
         trials: How often each candidate is simulated; 0 to trust the forecasts.
-        seed: Of the simulations.
+        seed: Seed of the simulations.
         processes: How many at most; None for as many as there are processors.
         progress: Called with how many candidates are done, and how many there are.
 

@@ -1,18 +1,19 @@
 """The reproducible policy: every step counts the very ids it would count without failures."""
 
-import heapq
-from collections import Counter
 from collections.abc import Sequence
 
 from workload_policy.layout import Layout, check_shape
 from workload_policy.plan import Plan
+from workload_policy.policies.in_order import InOrder
+from workload_policy.promise import Promise
+from workload_policy.response import Response
 from workload_policy.roles import Role
-from workload_policy.step_policy import Response, StepPolicy
+from workload_policy.shares import share_out
 
 __all__ = ["ExactBatch"]
 
 
-class ExactBatch(StepPolicy):
+class ExactBatch(InOrder):
     """Compute again, in the same step, exactly what the dead had computed.
 
     Step t counts ``[t*B, (t+1)*B)`` whatever dies, so the whole trajectory is the failure-free one
@@ -23,6 +24,7 @@ class ExactBatch(StepPolicy):
     """
 
     name = "exact"
+    promise = Promise.EXACT
 
     def layout(self, *, replicas: int, grad_accum: int, survivors: int) -> Layout:
         """Return the even split."""
@@ -42,11 +44,6 @@ class ExactBatch(StepPolicy):
 
     def respond(self, plan: Plan, failed: Sequence[int], roles: dict[int, Role]) -> Response:
         """Deal what the dead had, one by one, to whoever has the least to do."""
-        loads = [(len(plan.assigned[m]), m) for m in roles]
-        heapq.heapify(loads)
-        dealt: Counter[int] = Counter()
-        for _ in range(sum(len(plan.assigned[m]) for m in failed)):
-            load, member = loads[0]
-            dealt[member] += 1
-            heapq.heapreplace(loads, (load + 1, member))
-        return Response(roles=roles, extra={m: dealt[m] for m in roles})
+        lost = sum(len(plan.assigned[m]) for m in failed)
+        loads = {m: len(plan.assigned[m]) for m in roles}
+        return Response(roles=roles, extra_counts=share_out(lost, loads))

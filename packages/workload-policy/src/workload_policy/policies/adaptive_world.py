@@ -4,13 +4,15 @@ from collections.abc import Sequence
 
 from workload_policy.layout import Layout, check_shape
 from workload_policy.plan import Plan
+from workload_policy.policies.in_order import InOrder
+from workload_policy.promise import Promise
+from workload_policy.response import Response
 from workload_policy.roles import Role
-from workload_policy.step_policy import Response, StepPolicy
 
 __all__ = ["AdaptiveWorld"]
 
 
-class AdaptiveWorld(StepPolicy):
+class AdaptiveWorld(InOrder):
     """Go on with whoever is left, each with its first share (ReCoVer, Algorithm 8, the strawman).
 
     A step counts ``survivors * G_init`` microbatches, so the training trajectory drifts. Kept to
@@ -18,7 +20,7 @@ class AdaptiveWorld(StepPolicy):
     """
 
     name = "adaptive"
-    keeps_batch = False
+    promise = Promise.NONE
 
     def layout(self, *, replicas: int, grad_accum: int, survivors: int) -> Layout:
         """Return a layout in which every survivor is a major with its first share."""

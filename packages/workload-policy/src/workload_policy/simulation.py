@@ -96,14 +96,14 @@ def _run(
     for step in range(steps):
         failed, joined = deaths.get(step, ()), newcomers.get(step, ())
         if joined:
-            plan = policy.advance(plan, (*plan.members, *joined))
+            plan = policy.relayout(plan, (*plan.members, *joined))
         computed = sum(map(len, plan.assigned.values()))
         if failed:
             decision = policy.on_failure(plan, agreed_table(plan, failed))
             plan = decision.plan
-            computed += sum(map(len, decision.extra.values()))
+            computed += sum(map(len, decision.extra_ids.values()))
         longest = max(map(len, plan.assigned.values()))
-        entry, plan = policy.commit(plan)
+        entry, plan = policy.advance(plan)
         ledger.record(entry)
         ledger.check(plan)
         yield SimulatedStep(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from workload_policy import LayoutError, NoSurvivorsError, ScheduleError, StaticWorld, policy_named
-from workload_policy.simulate import SimulatedStep, simulate
+from workload_policy import LayoutError, NoSurvivorsError, ScheduleError, StaticWorld, load_policy
+from workload_policy.simulation import SimulatedStep, simulate
 
 
 def static(
@@ -86,7 +86,7 @@ def test_errors_come_before_the_first_step() -> None:
 def test_a_large_world(name: str) -> None:
     steps = list(
         simulate(
-            policy_named(name), replicas=1000, grad_accum=16, steps=10, failures={2: [7], 5: [1, 2]}
+            load_policy(name), replicas=1000, grad_accum=16, steps=10, failures={2: [7], 5: [1, 2]}
         )
     )
     totals = {step.entry.total for step in steps}
