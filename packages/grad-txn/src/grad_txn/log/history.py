@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from grad_txn.errors import LogError
 from grad_txn.log.events import Entry, of_kind, read_events
 from grad_txn.log.lines import (
+    KINDS,
     ExitLine,
     ExtendLine,
     FailureLine,
@@ -240,22 +241,22 @@ class _Run:
 
     Attributes:
         starts: Rank -> its start line, which says who it is.
-        entries: The lines of all ranks in the order of time.
+        entries: Kind -> the lines of all ranks in the order of time.
     """
 
     starts: Mapping[int, StartLine]
-    entries: Sequence[Entry[Line]]
+    entries: Mapping[type, Sequence[Entry[Any]]]
 
     @property
     def start(self) -> StartLine:
         """The start line of the lowest rank."""
         return self.starts[min(self.starts)]
 
-    def of(self, kind: type[Kind]) -> list[Entry[Kind]]:
-        return of_kind(self.entries, kind)
+    def of(self, kind: type[Kind]) -> Sequence[Entry[Kind]]:
+        return self.entries[kind]
 
     def ranks(self, replica: int) -> int:
-        """How many ranks that replica has."""
+        """Return how many ranks that replica has."""
         return sum(start.replica == replica for start in self.starts.values())
 
 
@@ -274,7 +275,13 @@ def _split(logs: Mapping[int, Sequence[Entry[Line]]]) -> list[_Run]:
     for some in entries.values():
         some.sort(key=lambda entry: entry.time)
     ordered = sorted(entries, key=lambda name: entries[name][0].time)
-    return [_Run(starts=starts[name], entries=entries[name]) for name in ordered]
+    return [
+        _Run(
+            starts=starts[name],
+            entries={kind: of_kind(entries[name], kind) for kind in KINDS.values()},
+        )
+        for name in ordered
+    ]
 
 
 def _steps(run: _Run, limit: float) -> list[Step]:
