@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grad_txn.failures import At, Kill, Shape, generate
+from grad_txn.log import _run_checks
 from grad_txn.log.verify import verify
-from grad_txn.testing.played import play_run
+from grad_txn.testing.played import LEFT, play_run
 from grad_txn.verify import main
 
 pytestmark = pytest.mark.timeout(60)
@@ -182,6 +183,12 @@ def test_a_smaller_batch_passes_only_when_told_and_only_where_none_was_promised(
     for path in (tmp_path / "events").iterdir():
         path.write_text(path.read_text().replace('"promise": "none"', '"promise": "batch"'))
     assert not verify(tmp_path, allow_shrinking_batch=True).holds
+
+
+def test_the_judge_and_the_player_know_the_code_that_a_guard_leaves() -> None:
+    """Neither may import the package that says it."""
+    codes = pytest.importorskip("ulfm_core.codes")
+    assert _run_checks._LEFT == LEFT == codes.CONDEMNED
 
 
 # The command.
