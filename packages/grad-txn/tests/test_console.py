@@ -1,55 +1,73 @@
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from grad_txn.log.console import Console
 from grad_txn.log.lines import FailureLine, StepLine
 
+if TYPE_CHECKING:
+    from grad_txn.log.observer import Observer
+
+pytestmark = pytest.mark.timeout(60)
+
 STEP = StepLine(
-    step=3, epoch=1, loss=2.5, grad_norm=1.25, replica=1, living=3, contributions={}, ids={},
-    roles={}, total=32, boundary=True, extra=3, seconds=0.5, tokens=1000,
+    step=4, epoch=1, loss=2.5, grad_norm=0.75, replica=1, living=3, contributions={1: 32},
+    ids={1: tuple(range(32))}, roles={1: "major"}, total=32, boundary=False, extra=0, seconds=0.5,
+    tokens=0,
 )  # fmt: skip
 FAILURE = FailureLine(
-    step=3, epoch=1, failed=[0], failed_ranks=[0], boundary=False, restore="blocking", promoted={},
-    extra_ids={}, queued=[], contributions={},
+    step=5, epoch=2, failed=[1, 2], failed_ranks=[1, 2], boundary=False, restore="blocking",
+    promoted={}, extra_ids={}, queued=[], contributions={0: 32},
 )  # fmt: skip
 
 
-def test_a_step(capsys: pytest.CaptureFixture[str]) -> None:
-    Console(replicas=4).step(STEP)
-    assert capsys.readouterr().out == (
-        "step    3  loss 2.5000  norm 1.250  replicas 3/4  epoch 1  microbatches 32 (extended)"
-        "  0.50 s  2,000 tokens/s\n"
-    )
-
-
-def test_no_speed_where_tokens_are_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    Console(replicas=4).step(replace(STEP, boundary=False, tokens=0))
-    assert capsys.readouterr().out.endswith("microbatches 32  0.50 s\n")
+def test_a_step_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    console: Observer = Console(replicas=4)
+    console.step(STEP)
+    console.step(replace(STEP, step=5, boundary=True, tokens=1000))
+    assert capsys.readouterr().out.splitlines() == [
+        "step    4  loss 2.5000  norm 0.750  replicas 3/4  epoch 1  microbatches 32  0.50 s",
+        (
+            "step    5  loss 2.5000  norm 0.750  replicas 3/4  epoch 1  microbatches 32 (extended)"
+            "  0.50 s  2,000 tokens/s"
+        ),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("fields", "decided"),
+    ("decided", "said"),
     [
-        ({"extra_ids": {1: [0, 1], 2: [2]}}, "policy boundary, 3 extra microbatches (1: 2, 2: 1)"),
-        (
-            {"recounted": {1: [0, 1]}},
-            "2 microbatches of redundant stacks count instead (1: 2) (repaired",
-        ),
-        (
-            {"extra_ids": {2: [4]}, "recounted": {1: [0, 1]}},
-            "1 extra microbatches (2: 1), 2 microbatches of redundant stacks count instead (1: 2)",
-        ),
-        ({"promoted": {0: 3}}, "spare 3 takes the place of 0"),
         ({}, "the gradients are reduced again"),
+        ({"promoted": {1: 3}}, "spare 3 takes the place of 1"),
+        (
+            {"extra_ids": {0: [7, 8], 3: [9]}},
+            "policy boundary, 3 extra microbatches (0: 2, 3: 1)",
+        ),
+        (
+            {"recounted": {0: [7]}},
+            "1 microbatches of redundant stacks count instead (0: 1)",
+        ),
+        (
+            {"extra_ids": {0: [8]}, "recounted": {3: [7]}},
+            (
+                "policy boundary, 1 extra microbatches (0: 1), "
+                "1 microbatches of redundant stacks count instead (3: 1)"
+            ),
+        ),
     ],
 )
-def test_a_failure(
-    fields: dict[str, Any], decided: str, capsys: pytest.CaptureFixture[str]
+def test_a_failure_stands_out_with_what_was_decided(
+    capsys: pytest.CaptureFixture[str], decided: dict[str, dict[int, Sequence[int]]], said: str
 ) -> None:
-    Console(replicas=4).failure(replace(FAILURE, **fields), seconds=0.012)
-    said = capsys.readouterr().out
-    assert "step 3: lost replica 0 -> epoch 1" in said
-    assert decided in said
-    assert "12 ms" in said
+    Console(replicas=4).failure(replace(FAILURE, **decided), seconds=0.25)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == (
+        f"  !! step 5: lost replica 1, 2 -> epoch 2, {said}"
+        " (repaired 250 ms after it was noticed)\n"
+    )
+
+
+def test_nobody_lost_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(replicas=4).failure(replace(FAILURE, failed=[], failed_ranks=[]), seconds=0.25)
+    assert "lost replica none" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,14 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grad_txn.errors import LogError
-from grad_txn.events import EventLog, event_files, read_events
+from grad_txn.log.events import EventLog, event_files, of_kind, read_events
+from grad_txn.log.lines import CheckpointLine, ExitLine, InjectLine, Line, StartLine, to_json
 
 pytestmark = pytest.mark.timeout(60)
 
 KILLER = """
 import json, os, random, signal, sys, time
 from pathlib import Path
-from grad_txn.events import EventLog
+from grad_txn.log.events import EventLog
+from grad_txn.log.lines import CheckpointLine
 
 size, out = int(sys.argv[1]), Path(sys.argv[2])
 whole = torn = 0
@@ -30,40 +33,67 @@ for attempt in range(60):
     if writer == 0:
         with EventLog(out / str(attempt), 0) as log:
             while True:
-                log.write("step", filling="x" * size)
+                log.write(CheckpointLine(step=0, path="x" * size, seconds=0.0))
     time.sleep(0.003 + 0.005 * random.random())
     os.kill(writer, signal.SIGKILL)
     os.waitpid(writer, 0)
     path = out / str(attempt) / "events" / "0.jsonl"
     *lines, rest = path.read_bytes().split(b"\\n") if path.exists() else [b""]
-    whole += sum(json.loads(line)["event"] == "step" for line in lines)
+    whole += sum(json.loads(line)["event"] == "checkpoint" for line in lines)
     torn += bool(rest.strip())
 print(whole, torn)
 """
 
 
-def test_a_line_has_event_and_time_and_then_the_fields(tmp_path: Path) -> None:
+def start(run: str = "first", **about: object) -> StartLine:
+    return StartLine(
+        run=run, rank=0, replica=0, position=0, replicas=1, living=1, grad_accum=1, replica_size=1,
+        global_batch=1, policy="static", promise="batch", first_step=0, steps=1,
+        tokens_per_microbatch=0, staging="no-copy", host="node0", pid=1, about=about,
+    )  # fmt: skip
+
+
+def filled(size: int, step: int = 0) -> CheckpointLine:
+    """A line with that much in it, and a little more."""
+    return CheckpointLine(step=step, path="x" * size, seconds=0.0)
+
+
+def lines_of(out: Path, rank: int = 0) -> list[Line]:
+    return [entry.line for entry in read_events(out)[rank]]
+
+
+def test_a_line_has_event_and_time_and_then_its_fields_in_order(tmp_path: Path) -> None:
     with EventLog(tmp_path, 3, clock=lambda: 12.5) as log:
-        log.write("step", step=7, ids={0: (1, 2)}, roles=MappingProxyType({1: "major"}), out={2, 1})
-    lines = (tmp_path / "events" / "3.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {
-            "event": "step",
-            "time": 12.5,
-            "step": 7,
-            "ids": {"0": [1, 2]},
-            "roles": {"1": "major"},
-            "out": [1, 2],
-        }
+        log.write(ExitLine(code=0, reason="finished", step=7, parameters="ab"))
+        log.write(start(ids={0: (1, 2)}, roles=MappingProxyType({1: "major"}), out={2, 1}))
+    end, begin = map(json.loads, (tmp_path / "events" / "3.jsonl").read_text().splitlines())
+    assert list(end.items()) == [
+        ("event", "exit"), ("time", 12.5), ("code", 0), ("reason", "finished"), ("step", 7),
+        ("parameters", "ab"),
+    ]  # fmt: skip
+    assert list(begin.items())[-3:] == [
+        ("ids", {"0": [1, 2]}),
+        ("roles", {"1": "major"}),
+        ("out", [1, 2]),
     ]
+
+
+def test_an_entry_has_the_time_and_the_rank_of_its_line(tmp_path: Path) -> None:
+    with EventLog(tmp_path, 3, clock=lambda: 12.5) as log:
+        log.write(filled(4))
+    (entry,) = read_events(tmp_path)[3]
+    assert (entry.time, entry.rank, entry.line) == (12.5, 3, filled(4))
 
 
 def test_numbers_without_a_json_word_stay_valid_json(tmp_path: Path) -> None:
     with EventLog(tmp_path, 0) as log:
-        log.write("step", loss=math.nan, grad_norm=-math.inf)
-    (event,) = read_events(tmp_path)[0]
-    assert (event["loss"], event["grad_norm"]) == ("nan", "-inf")
-    assert math.isnan(float(event["loss"]))
+        log.write(CheckpointLine(step=0, path="", seconds=math.nan))
+        log.write(CheckpointLine(step=1, path="", seconds=-math.inf))
+    first, second = map(json.loads, log.path.read_text().splitlines())
+    assert (first["seconds"], second["seconds"]) == ("nan", "-inf")
+    one, other = of_kind(read_events(tmp_path)[0], CheckpointLine)
+    assert math.isnan(one.line.seconds)
+    assert other.line.seconds == -math.inf
 
 
 def test_each_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +107,7 @@ def test_each_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with EventLog(tmp_path, 0) as log:
         monkeypatch.setattr(os, "write", write)
         for n in range(3):
-            log.write("step", n=n, filling="x" * 3000 * n)
+            log.write(filled(3000 * n, n))
         monkeypatch.undo()
     assert len(calls) == 3
     assert b"".join(calls) == log.path.read_bytes()
@@ -86,7 +116,7 @@ def test_each_line_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_no_line_up_to_a_page_crosses_a_page_border(tmp_path: Path) -> None:
     with EventLog(tmp_path, 0) as log:
         for n in range(300):
-            log.write("step", filling="x" * (n * 37 % 4000))
+            log.write(filled(n * 37 % 4000))
     position = 0
     for line in log.path.read_bytes().splitlines(keepends=True):
         text = line.lstrip(b" ")
@@ -116,16 +146,17 @@ def test_after_the_last_words_no_thread_writes_again(tmp_path: Path) -> None:
 
     def chatter() -> None:
         while True:
-            log.write("step", filling="x" * 50_000)
+            log.write(filled(50_000))
             started.set()
 
     threading.Thread(target=chatter, daemon=True).start()
     assert started.wait(10)
-    log.last_words("inject", step=1)
+    last = InjectLine(step=1, at="forward", replica=0, position=0, bucket=None, microbatch=0)
+    log.last_words(last)
     size = log.path.stat().st_size
     time.sleep(0.05)
     assert log.path.stat().st_size == size
-    assert read_events(tmp_path)[0][-1]["event"] == "inject"
+    assert lines_of(tmp_path)[-1] == last
 
 
 def test_threads_share_a_log(tmp_path: Path) -> None:
@@ -133,34 +164,34 @@ def test_threads_share_a_log(tmp_path: Path) -> None:
 
         def chatter(name: int) -> None:
             for n in range(100):
-                log.write("step", name=name, n=n)
+                log.write(CheckpointLine(step=n, path=str(name), seconds=0.0))
 
         threads = [threading.Thread(target=chatter, args=(name,)) for name in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    events = read_events(tmp_path)[0]
+    lines = [entry.line for entry in of_kind(read_events(tmp_path)[0], CheckpointLine)]
     for name in range(4):
-        assert [event["n"] for event in events if event["name"] == name] == list(range(100))
+        assert [line.step for line in lines if line.path == str(name)] == list(range(100))
 
 
 def test_a_resumed_run_appends_and_drops_a_torn_tail(tmp_path: Path) -> None:
     with EventLog(tmp_path, 0) as log:
-        log.write("start", run="a")
+        log.write(start("a"))
     with log.path.open("a") as file:
         file.write('{"event": "step", "ti' + "x" * 10_000)
     with EventLog(tmp_path, 0) as log:
-        log.write("start", run="b")
-    assert [event["run"] for event in read_events(tmp_path)[0]] == ["a", "b"]
+        log.write(start("b"))
+    assert lines_of(tmp_path) == [start("a"), start("b")]
 
 
 def test_a_file_that_is_one_torn_line_becomes_empty(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     (tmp_path / "events" / "0.jsonl").write_bytes(b"x" * 9000)
     with EventLog(tmp_path, 0) as log:
-        log.write("start")
-    assert [event["event"] for event in read_events(tmp_path)[0]] == ["start"]
+        log.write(start())
+    assert lines_of(tmp_path) == [start()]
 
 
 def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
@@ -171,18 +202,19 @@ def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     with EventLog(tmp_path, 0) as log:
-        log.write("start")
-        log.write("step", filling="x" * 200)
+        log.write(start())
+        log.write(filled(200))
         size = log.path.stat().st_size
     full = """
 import resource, signal, sys
-from grad_txn.events import EventLog
+from grad_txn.log.events import EventLog
+from grad_txn.log.lines import CheckpointLine
 from grad_txn.errors import LogError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 limit = int(sys.argv[2]) + 100
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
-    EventLog(sys.argv[1], 0).write("step", filling="y" * 200)
+    EventLog(sys.argv[1], 0).write(CheckpointLine(step=0, path="y" * 200, seconds=0.0))
 except LogError as error:
     print(error)
 """
@@ -199,11 +231,11 @@ except LogError as error:
 
 def test_what_has_no_json_form_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
     with EventLog(tmp_path, 0) as log:
-        with pytest.raises(LogError, match=r"event 'step' has no JSON form: object"):
-            log.write("step", loss=object())
+        with pytest.raises(LogError, match=r"event 'start' has no JSON form: object"):
+            log.write(start(model=object()))
         with pytest.raises(LogError, match="no JSON form"):
-            log.write("step", nested=[math.nan])
-        log.write("step", step=0)
+            log.write(start(nested=[math.nan]))
+        log.write(start())
     assert len(read_events(tmp_path)[0]) == 1
 
 
@@ -212,7 +244,7 @@ def test_a_closed_log_refuses_events(tmp_path: Path) -> None:
     log.close()
     log.close()
     with pytest.raises(LogError, match="closed"):
-        log.write("step")
+        log.write(start())
 
 
 def test_logs_are_read_in_rank_order(tmp_path: Path) -> None:
@@ -226,8 +258,13 @@ def test_logs_are_read_in_rank_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"event": "start", "time": 1}\n{"event": "st', r"0.jsonl:2: torn or invalid line"),
+        ('{"event": "any", "time": 1}\n{"event": "st', r"0.jsonl:2: torn or invalid line"),
         ('{"event": "start"}\n', r"0.jsonl:1: not an event"),
+        ('\n{"event": "exit", "time": 1, "code": 0}\n', r"0.jsonl:2: exit line without 'reason'"),
+        (
+            '{"event": "exit", "time": 1, "code": true, "reason": ""}\n',
+            r"0.jsonl:1: exit line with code = True",
+        ),
         ("[1]\n", r"0.jsonl:1: not an event"),
         ("\xff\n", r"0.jsonl: cannot be read"),
     ],
@@ -237,6 +274,14 @@ def test_a_damaged_log_is_refused(tmp_path: Path, content: str, message: str) ->
     (tmp_path / "events" / "0.jsonl").write_bytes(content.encode("latin-1"))
     with pytest.raises(LogError, match=message):
         read_events(tmp_path)
+
+
+def test_kinds_of_lines_from_elsewhere_are_skipped(tmp_path: Path) -> None:
+    with EventLog(tmp_path, 0) as log:
+        log.write(start())
+    with log.path.open("a") as file:
+        file.write('{"event": "weather", "time": 1, "rain": true}\n')
+    assert lines_of(tmp_path) == [start()]
 
 
 def test_no_log_is_named(tmp_path: Path) -> None:
@@ -258,15 +303,18 @@ VALUES = st.recursive(
 @pytest.mark.property
 @settings(max_examples=50, deadline=None)
 @given(
-    events=st.lists(
-        st.dictionaries(st.text().filter(lambda key: key not in ("event", "time")), VALUES)
+    abouts=st.lists(
+        st.dictionaries(
+            st.text().filter(lambda key: key not in to_json(start()) | {"time": 1}), VALUES
+        )
     )
 )
 def test_what_is_written_is_read(
-    tmp_path_factory: pytest.TempPathFactory, events: list[dict[str, object]]
+    tmp_path_factory: pytest.TempPathFactory, abouts: list[dict[str, object]]
 ) -> None:
     out = tmp_path_factory.mktemp("log")
+    lines = [replace(start(), about=about) for about in abouts]
     with EventLog(out, 0, clock=lambda: 1.0) as log:
-        for fields in events:
-            log.write("any", **fields)
-    assert read_events(out)[0] == [{"event": "any", "time": 1.0} | fields for fields in events]
+        for line in lines:
+            log.write(line)
+    assert lines_of(out) == lines

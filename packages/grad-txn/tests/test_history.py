@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from grad_txn.errors import LogError
-from grad_txn.history import read_history
-from grad_txn.schedule import At, Kill
-from grad_txn.testing import play_run
+from grad_txn.failures import At, Kill
+from grad_txn.log.history import read_history
+from grad_txn.testing.played import LEFT, play_run
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -53,8 +53,8 @@ def test_a_replica_goes_as_a_whole(tmp_path: Path) -> None:
         tmp_path,
         replica_size=3,
         kills=[
-            Kill(step=2, replica=0, rank=1, at=At.DURING_SYNC),
-            Kill(step=4, replica=3, rank=2, at=At.FORWARD),
+            Kill(step=2, replica=0, position=1, at=At.DURING_SYNC),
+            Kill(step=4, replica=3, position=2, at=At.FORWARD),
         ],
     )
     history = read_history(tmp_path)
@@ -70,10 +70,12 @@ def test_without_peers_nobody_has_to_follow(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_left_no_word_leaves_it_open(tmp_path: Path) -> None:
-    play_run(tmp_path, replica_size=3, kills=[Kill(step=2, replica=0, rank=1, at=At.DURING_SYNC)])
+    play_run(
+        tmp_path, replica_size=3, kills=[Kill(step=2, replica=0, position=1, at=At.DURING_SYNC)]
+    )
     log = tmp_path / "events" / "2.jsonl"
     lines = log.read_text().splitlines(keepends=True)
-    log.write_text("".join(line for line in lines if '"code": 75' not in line))
+    log.write_text("".join(line for line in lines if f'"code": {LEFT}' not in line))
     assert read_history(tmp_path).deaths[0].gone is None
 
 
@@ -95,7 +97,7 @@ def test_a_resumed_run_replaces_what_came_after_its_checkpoint(tmp_path: Path) -
     play_run(tmp_path, resume=checkpoint, run="second", begin=1.8e9, kills=[kill(6, 1)])
     history = read_history(tmp_path)
     assert [step.step for step in history.steps] == list(range(8))
-    assert [step.replicas for step in history.steps] == [4, 3, 3, 3, 4, 4, 3, 3]
+    assert [step.living for step in history.steps] == [4, 3, 3, 3, 4, 4, 3, 3]
     assert [(death.step, death.replica) for death in history.deaths] == [(1, 0), (6, 1)]
     assert history.resumed == (4,)
 
@@ -108,7 +110,9 @@ def test_a_log_without_steps_is_refused(tmp_path: Path) -> None:
 
 def test_a_log_without_a_start_is_refused(tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
-    (tmp_path / "events" / "0.jsonl").write_text('{"event": "exit", "time": 1}\n')
+    (tmp_path / "events" / "0.jsonl").write_text(
+        '{"event": "exit", "time": 1, "code": 0, "reason": ""}\n'
+    )
     with pytest.raises(LogError, match="no run was recorded"):
         read_history(tmp_path)
 
@@ -119,7 +123,7 @@ def test_an_event_that_lacks_a_field_is_refused(tmp_path: Path) -> None:
     events = [json.loads(line) for line in path.read_text().splitlines()]
     del events[1]["seconds"]
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    with pytest.raises(LogError, match="an event lacks 'seconds'"):
+    with pytest.raises(LogError, match=r"1.jsonl:2: step line without 'seconds'"):
         read_history(tmp_path)
 
 
@@ -135,3 +139,25 @@ def test_who_had_no_extra_work_does_not_hide_that_of_others(tmp_path: Path) -> N
     (recovery,) = read_history(tmp_path).recoveries
     assert recovery.compute == pytest.approx(0.09)
     assert recovery.compute_to_commit == pytest.approx(0.09)
+
+
+def test_a_replica_and_its_ranks_are_as_the_start_lines_say(tmp_path: Path) -> None:
+    """Ranks 1 and 2 have changed places, as in a world that numbers position by position."""
+    play_run(tmp_path, replicas=2, replica_size=2, kills=[kill(2, 0)])
+    for path in (tmp_path / "events").iterdir():
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.unlink()
+        rank = {1: 2, 2: 1}.get(lines[0]["rank"], lines[0]["rank"])
+        lines[0]["rank"] = rank
+        path.with_name(f"{rank}.moved").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    for path in (tmp_path / "events").iterdir():
+        path.rename(path.with_suffix(".jsonl"))
+    (death,) = read_history(tmp_path).deaths
+    assert (death.replica, death.positions) == (0, (0,))
+    assert death.gone == pytest.approx(0.006, abs=1e-6)
+
+
+def test_what_was_lost_is_named_by_replica(tmp_path: Path) -> None:
+    play_run(tmp_path, kills=[kill(2, 3), kill(2, 1)])
+    (recovery,) = read_history(tmp_path).recoveries
+    assert recovery.failed == (1, 3)

@@ -1,28 +1,28 @@
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from grad_txn.errors import LogError
-from grad_txn.metrics import MetricsSink, export_metrics
-from grad_txn.schedule import At, Kill
-from grad_txn.testing import play_run
+from grad_txn.failures import At, Kill
+from grad_txn.log.lines import FailureLine, StepLine
+from grad_txn.log.metrics import MetricsSink, export_metrics
+from grad_txn.testing.played import play_run
 
 pytestmark = pytest.mark.timeout(120)
 
 KILLS = [Kill(step=2, replica=0, at=At.DURING_SYNC), Kill(step=5, replica=2, at=At.DURING_SYNC)]
-LINE: dict[str, Any] = {
-    "step": 4,
-    "loss": 2.5,
-    "grad_norm": "inf",
-    "total": 32,
-    "seconds": 0.5,
-    "replicas": 3,
-    "epoch": 1,
-    "tokens": 100,
-}
+STEP = StepLine(
+    step=4, epoch=1, loss=2.5, grad_norm=float("inf"), replica=1, living=3, contributions={1: 32},
+    ids={1: tuple(range(32))}, roles={1: "major"}, total=32, boundary=False, extra=0, seconds=0.5,
+    tokens=100,
+)  # fmt: skip
+FAILURE = FailureLine(
+    step=5, epoch=2, failed=[1, 2], failed_ranks=[1, 2], boundary=False, restore="blocking",
+    promoted={}, extra_ids={}, queued=[], contributions={0: 32},
+)  # fmt: skip
 
 
 def samples(out: Path) -> dict[str, float]:
@@ -41,9 +41,9 @@ def scalars(out: Path, name: str) -> list[tuple[int, float]]:
 def test_prometheus_gets_the_newest_values_and_the_totals(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     with MetricsSink(tmp_path, prometheus=True) as sink:
-        sink.step(LINE)
-        sink.failure({"step": 5, "failed": [1, 2]}, seconds=0.25)
-        sink.step(LINE | {"step": 5, "replicas": 1, "epoch": 2})
+        sink.step(STEP)
+        sink.failure(FAILURE, seconds=0.25)
+        sink.step(replace(STEP, step=5, living=1, epoch=2))
     assert samples(tmp_path) == {
         "grad_txn_step": 5,
         "grad_txn_loss": 2.5,
@@ -60,7 +60,7 @@ def test_prometheus_gets_the_newest_values_and_the_totals(tmp_path: Path) -> Non
 def test_a_leader_that_takes_over_goes_on_counting(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     with MetricsSink(tmp_path, prometheus=True, totals={"failures": 3, "tokens": 1000}) as sink:
-        sink.step(LINE)
+        sink.step(STEP)
     assert samples(tmp_path)["grad_txn_failures_total"] == 3
     assert samples(tmp_path)["grad_txn_tokens_total"] == 1100
 
@@ -68,9 +68,9 @@ def test_a_leader_that_takes_over_goes_on_counting(tmp_path: Path) -> None:
 def test_tensorboard_gets_every_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     with MetricsSink(tmp_path, tensorboard=True) as sink:
-        sink.step(LINE)
-        sink.failure({"step": 5, "failed": [1]}, seconds=0.25)
-        sink.step(LINE | {"step": 5, "loss": 2.0, "time": 1.7e9})
+        sink.step(STEP)
+        sink.failure(FAILURE, seconds=0.25)
+        sink.step(replace(STEP, step=5, loss=2.0), at=1.7e9)
     assert scalars(tmp_path, "train/loss") == [(4, 2.5), (5, 2.0)]
     assert scalars(tmp_path, "failures/recovery_seconds") == [(5, 0.25)]
 
@@ -87,10 +87,26 @@ def test_the_log_can_be_exported_afterwards(tmp_path: Path) -> None:
     assert [step for step, _ in scalars(tmp_path, "failures/replicas_lost")] == [2, 5]
 
 
+def test_the_times_are_those_of_the_log(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    play_run(tmp_path, steps=2, begin=1.7e9)
+    export_metrics(tmp_path, tensorboard=True)
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    times = [event.wall_time for event in events.Scalars("time/step_seconds")]
+    assert times == [pytest.approx(1.7e9 + 0.26), pytest.approx(1.7e9 + 0.52)]
+
+
+def test_a_closed_sink_may_be_closed_again(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with MetricsSink(tmp_path, tensorboard=True) as sink:
+        sink.close()
+
+
 def test_nothing_is_written_unasked(tmp_path: Path) -> None:
     with MetricsSink(tmp_path) as sink:
-        sink.step(LINE)
-        sink.failure({"step": 5, "failed": [1]})
+        sink.step(STEP)
+        sink.failure(FAILURE, seconds=0.25)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,7 +127,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, library: str, option: str, mes
     code = (
         f"import sys; sys.modules[{library!r}] = None\n"
         "from grad_txn.errors import ExtraMissingError\n"
-        "from grad_txn.metrics import MetricsSink\n"
+        "from grad_txn.log.metrics import MetricsSink\n"
         f"try: MetricsSink(sys.argv[1], {option}=True)\n"
         "except ExtraMissingError as error: print(error)"
     )

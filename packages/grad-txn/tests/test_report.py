@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from grad_txn.schedule import At, Kill, Shape, generate
-from grad_txn.testing import play_run
+from grad_txn.failures import At, Kill, Shape, generate
+from grad_txn.testing.played import play_run
 
 pytest.importorskip("matplotlib")
 
-from grad_txn.report import main, write_report
+from grad_txn.log.report import write_report
+from grad_txn.report import main
 
 pytestmark = pytest.mark.timeout(120)
 

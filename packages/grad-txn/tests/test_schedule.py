@@ -1,5 +1,3 @@
-import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,19 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grad_txn.errors import ScheduleError
-from grad_txn.events import EventLog, read_events
-from grad_txn.schedule import (
+from grad_txn.failures import (
     At,
-    FailureInjector,
     Kill,
     Schedule,
     Shape,
     dump_schedule,
     generate,
     load_schedule,
-    main,
     parse_schedule,
 )
+from grad_txn.failures.__main__ import main
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -36,9 +32,9 @@ def test_entries_become_kills(tmp_path: Path) -> None:
         "- {step: 7, replica: 1, rank: 0, at: forward, microbatch: 2}\n"
     )
     assert load_schedule(path, SHAPE) == (
-        Kill(step=3, replica=0, rank=1, at=At.DURING_SYNC, bucket=1),
-        Kill(step=3, replica=2, rank=0, at=At.DURING_REPAIR),
-        Kill(step=7, replica=1, rank=0, at=At.FORWARD, microbatch=2),
+        Kill(step=3, replica=0, position=1, at=At.DURING_SYNC, bucket=1),
+        Kill(step=3, replica=2, position=0, at=At.DURING_REPAIR),
+        Kill(step=7, replica=1, position=0, at=At.FORWARD, microbatch=2),
     )
 
 
@@ -197,7 +193,7 @@ def test_a_draw_that_cannot_be_is_refused(arguments: dict[str, int], message: st
 
 def run_module(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "grad_txn.schedule", *arguments],
+        [sys.executable, "-m", "grad_txn.failures", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -225,56 +221,3 @@ def test_the_command_refuses_bad_arguments_in_one_line(
         "error: replicas is 0; it must be at least 1",
         "error: the weight of forward is 'x'; give a number",
     ]
-
-
-VICTIM = """
-import json, sys
-from grad_txn.events import EventLog
-from grad_txn.schedule import FailureInjector, Shape, parse_schedule
-out, schedule, place = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-shape = Shape(replicas=4, replica_size=2, steps=10)
-log = EventLog(out, 1)
-injector = FailureInjector(parse_schedule(schedule, shape), 0, 1, log)
-injector.reached(**place)
-log.write("step")
-"""
-
-
-@pytest.mark.parametrize(
-    ("extra", "place", "dies"),
-    [
-        ("at: forward", {"at": "forward", "step": 3}, True),
-        ("at: forward", {"at": "forward", "step": 2}, False),
-        ("at: forward", {"at": "before_sync", "step": 3}, False),
-        ("at: during_sync", {"at": "during_sync", "step": 3, "bucket": 2}, True),
-        ("at: during_sync, bucket: 1", {"at": "during_sync", "step": 3, "bucket": 1}, True),
-        ("at: during_sync, bucket: 1", {"at": "during_sync", "step": 3, "bucket": 0}, False),
-        ("at: forward, microbatch: 2", {"at": "forward", "step": 3, "microbatch": 2}, True),
-        ("at: forward, microbatch: 2", {"at": "forward", "step": 3}, False),
-    ],
-)
-def test_the_victim_really_dies(
-    tmp_path: Path, extra: str, place: dict[str, object], *, dies: bool
-) -> None:
-    schedule = f"- {{step: 3, replica: 0, rank: 1, {extra}}}"
-    done = subprocess.run(
-        [sys.executable, "-c", VICTIM, str(tmp_path), schedule, json.dumps(place)],
-        check=False,
-        timeout=30,
-    )
-    (event,) = read_events(tmp_path)[1]
-    if dies:
-        assert done.returncode == -signal.SIGKILL
-        assert event["event"] == "inject"
-        expected = {"replica": 0, "position": 1, "bucket": None, "microbatch": None} | place
-        assert {name: event[name] for name in expected} == expected
-    else:
-        assert (done.returncode, event["event"]) == (0, "step")
-
-
-def test_others_live_on(tmp_path: Path) -> None:
-    kills = (Kill(step=1, replica=0, rank=1, at=At.FORWARD),)
-    with EventLog(tmp_path, 0) as log:
-        for replica, position in [(0, 0), (1, 1), (1, 0)]:
-            FailureInjector(kills, replica, position, log).reached("forward", 1)
-    assert log.path.stat().st_size == 0

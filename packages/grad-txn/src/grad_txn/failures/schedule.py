@@ -8,9 +8,10 @@ A schedule is a YAML list. Each entry kills one rank once:
     - {step: 3, replica: 2, rank: 0, at: during_repair}
     - {step: 7, replica: 1, rank: 0, at: forward, microbatch: 2}
 
-``step`` counts from 0, ``rank`` is the position inside the replica (0 when left out), ``at`` is one
-of `At`. The optional ``bucket`` says after how many reduced buckets, the optional ``microbatch``
-after how many microbatches of the step; without them the first chance is taken.
+``step`` counts from 0, ``rank`` is the victim's position inside its replica (0 when left out),
+``at`` is one of `grad_txn.failures.places.At`. The optional ``bucket`` says after how many reduced
+buckets, the optional ``microbatch`` after how many microbatches of the step; without them the first
+chance is taken.
 
 Three places exist only while another death is being recovered from: ``during_repair``,
 ``during_restore`` and ``during_extension``. An entry there needs another replica to die first, in
@@ -19,64 +20,31 @@ restore or an extension is for the policy to decide; where there is none, that r
 A death at ``before_commit`` comes after the sums are complete: mostly the step still stands, and
 the repair opens the next one.
 
-Nothing is simulated: the victim sends itself SIGKILL (`FailureInjector`).
+Nothing is simulated: the victim sends itself SIGKILL (`grad_txn.failures.injector`).
 
-``python -m grad_txn.schedule --replicas 4 --steps 20 --count 3 --seed 1`` prints a drawn one.
+A schedule can also be drawn from a seed, see `grad_txn.failures.drawn`.
 """
 
-import argparse
 import os
-import random
-import signal
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from grad_txn.errors import ScheduleError
-from grad_txn.events import EventLog
+from grad_txn.failures.places import At
 
 __all__ = [
-    "At",
-    "FailureInjector",
     "Kill",
     "Schedule",
     "Shape",
     "dump_schedule",
-    "generate",
     "load_schedule",
-    "main",
     "parse_schedule",
+    "place_named",
 ]
-
-
-class At(StrEnum):
-    """Where in a step a rank dies, in the order a step passes these places."""
-
-    FORWARD = "forward"
-    BEFORE_SYNC = "before_sync"
-    DURING_SYNC = "during_sync"
-    AFTER_SYNC = "after_sync"
-    DURING_REPAIR = "during_repair"
-    DURING_RESTORE = "during_restore"
-    DURING_EXTENSION = "during_extension"
-    BEFORE_COMMIT = "before_commit"
-    AFTER_COMMIT = "after_commit"
-    OPTIMIZER = "optimizer"
-
-    @property
-    def in_recovery(self) -> bool:
-        """Whether the place exists only while another death is being recovered from."""
-        return self in (At.DURING_REPAIR, At.DURING_RESTORE, At.DURING_EXTENSION)
-
-    @property
-    def committed(self) -> bool:
-        """Whether the step is committed by then, so that the next step sees the death."""
-        return self in (At.AFTER_COMMIT, At.OPTIMIZER)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,12 +70,12 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kill:
-    """One entry of a schedule: this rank dies there.
+    """One entry of a schedule: who dies, and where.
 
     Attributes:
         step: Optimizer step, from 0.
         replica: Replica of the victim.
-        rank: Position of the victim inside its replica.
+        position: Index of the victim inside its replica; the ``rank`` of the YAML entry.
         at: Place in the step.
         bucket: With ``during_sync``: dies once this many buckets, counted from 0, are behind it.
         microbatch: With ``forward`` and ``during_extension``: index of the microbatch in the
@@ -116,7 +84,7 @@ class Kill:
 
     step: int
     replica: int
-    rank: int = 0
+    position: int = 0
     at: At
     bucket: int | None = None
     microbatch: int | None = None
@@ -125,7 +93,15 @@ class Kill:
 Schedule = tuple[Kill, ...]
 
 _REQUIRED = ("step", "replica", "at")
-_KEYS = ("step", "replica", "rank", "at", "bucket", "microbatch")
+_ATTRIBUTES = {
+    "step": "step",
+    "replica": "replica",
+    "rank": "position",
+    "at": "at",
+    "bucket": "bucket",
+    "microbatch": "microbatch",
+}
+"""Key of an entry -> attribute of `Kill`."""
 _ONLY_AT = {"bucket": (At.DURING_SYNC,), "microbatch": (At.FORWARD, At.DURING_EXTENSION)}
 
 
@@ -188,159 +164,16 @@ def dump_schedule(schedule: Iterable[Kill]) -> str:
     return "".join(lines) or "[]\n"
 
 
-def generate(
-    shape: Shape,
-    *,
-    seed: int,
-    count: int,
-    first_step: int = 0,
-    last_step: int | None = None,
-    weights: Mapping[str, float] | None = None,
-) -> Schedule:
-    """Draw a schedule: a pure function of its arguments, so every rank may draw its own copy.
-
-    Each death takes another replica. A death drawn at a place inside a recovery brings the death
-    it needs along: another replica in the same step, ``during_sync``; both count.
-
-    Args:
-        shape: Replicas, ranks and steps of the job.
-        seed: Any integer; the same arguments and seed give the same schedule.
-        count: Deaths to draw, 0 to ``shape.replicas - 1``: the last replica is never killed.
-        first_step: First step that may be hit.
-        last_step: Last step that may be hit; the last of the run by default.
-        weights: Relative weight of each place; places left out are never drawn. All places
-            weigh the same by default.
-
-    Returns:
-        ``count`` entries in the order in which they happen.
+def place_named(name: object) -> At:
+    """Return the place of that name.
 
     Raises:
-        ScheduleError: An argument is out of range; names it, its value and the range.
+        ScheduleError: There is none.
     """
-    last_step = shape.steps - 1 if last_step is None else last_step
-    if not 0 <= count < shape.replicas:
-        raise ScheduleError(
-            f"count is {count}; {shape.replicas} replicas can lose 0 to {shape.replicas - 1}, "
-            "one has to survive"
-        )
-    if not 0 <= first_step <= last_step < shape.steps:
-        raise ScheduleError(
-            f"steps {first_step} to {last_step} are no range inside 0 to {shape.steps - 1}"
-        )
-    places = _places(weights)
-    outside = {at: weight for at, weight in places.items() if not at.in_recovery}
-    rng = random.Random(seed)
-    living = list(range(shape.replicas))
-    kills: list[Kill] = []
-
-    def kill(step: int, at: At) -> None:
-        replica = living.pop(int(rng.random() * len(living)))
-        rank = int(rng.random() * shape.replica_size)
-        kills.append(Kill(step=step, replica=replica, rank=rank, at=at))
-
-    while len(kills) < count:
-        step = first_step + int(rng.random() * (last_step - first_step + 1))
-        if count - len(kills) >= 2:
-            at = _draw(rng, places)
-        else:
-            at = _draw(rng, outside or {At.DURING_SYNC: 1.0})
-        if at.in_recovery:
-            kill(step, At.DURING_SYNC)
-        kill(step, at)
-    order = list(At)
-    return tuple(sorted(kills, key=lambda kill: (kill.step, order.index(kill.at), kill.replica)))
-
-
-class FailureInjector:
-    """Kills this process where the schedule says so.
-
-    Args:
-        schedule: The whole schedule of the job.
-        replica: Replica of this process.
-        position: Position of this process inside its replica.
-        log: Event log of this process; it gets the ``inject`` line before the end.
-    """
-
-    def __init__(
-        self, schedule: Iterable[Kill], replica: int, position: int, log: EventLog
-    ) -> None:
-        self._mine = [k for k in schedule if (k.replica, k.rank) == (replica, position)]
-        self._log = log
-
-    def expects(self, at: str, step: int) -> bool:
-        """Whether this process is to die at that place of that step."""
-        return any(kill.at == at and kill.step == step for kill in self._mine)
-
-    def reached(
-        self, at: str, step: int, bucket: int | None = None, microbatch: int | None = None
-    ) -> None:
-        """Say that this process is at a place; it does not return if it is to die there.
-
-        Args:
-            at: The place, a value of `At`.
-            step: The optimizer step in progress.
-            bucket: At ``during_sync``: the bucket just reduced, from 0.
-            microbatch: At ``forward`` and ``during_extension``: index of the microbatch in this
-                replica's list for the step, from 0.
-        """
-        for kill in self._mine:
-            if (
-                kill.at == at
-                and kill.step == step
-                and kill.bucket in (None, bucket)
-                and kill.microbatch in (None, microbatch)
-            ):
-                self._die(kill, bucket, microbatch)
-
-    def _die(self, kill: Kill, bucket: int | None, microbatch: int | None) -> None:
-        self._log.last_words(
-            "inject",
-            step=kill.step,
-            at=kill.at,
-            replica=kill.replica,
-            position=kill.rank,
-            bucket=bucket,
-            microbatch=microbatch,
-        )
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a drawn schedule as YAML; exit code 2 and one line for bad arguments."""
-    parser = argparse.ArgumentParser(
-        prog="python -m grad_txn.schedule", description="Draw a failure schedule as YAML."
-    )
-    parser.add_argument("--replicas", type=int, required=True, help="replicas of the job")
-    parser.add_argument("--replica-size", type=int, default=1, help="ranks a replica (default 1)")
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps (default 20)")
-    parser.add_argument("--count", type=int, required=True, help="deaths to draw")
-    parser.add_argument("--seed", type=int, default=0, help="seed (default 0)")
-    parser.add_argument("--first-step", type=int, default=0, help="first step hit (default 0)")
-    parser.add_argument("--last-step", type=int, help="last step hit (default: the last)")
-    parser.add_argument(
-        "--at",
-        nargs="+",
-        metavar="PLACE[=WEIGHT]",
-        help="places to draw from (default: all alike): " + ", ".join(At),
-    )
-    options = parser.parse_args(arguments)
     try:
-        shape = Shape(
-            replicas=options.replicas, replica_size=options.replica_size, steps=options.steps
-        )
-        schedule = generate(
-            shape,
-            seed=options.seed,
-            count=options.count,
-            first_step=options.first_step,
-            last_step=options.last_step,
-            weights=None if options.at is None else _weights(options.at),
-        )
-    except ScheduleError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(dump_schedule(schedule), end="")
-    return 0
+        return At(name)  # type: ignore[arg-type]
+    except ValueError:
+        raise ScheduleError(f"at is {name!r}; use one of {', '.join(At)}") from None
 
 
 def _kill(entry: object) -> Kill:
@@ -350,8 +183,8 @@ def _kill(entry: object) -> Kill:
             f"{entry!r} is not a mapping; write {{step: 3, replica: 0, at: forward}}"
         )
     for key in entry:
-        if key not in _KEYS:
-            raise ScheduleError(f"unknown key {key!r}; the keys are {', '.join(_KEYS)}")
+        if key not in _ATTRIBUTES:
+            raise ScheduleError(f"unknown key {key!r}; the keys are {', '.join(_ATTRIBUTES)}")
     for key in _REQUIRED:
         if key not in entry:
             raise ScheduleError(f"{key!r} is missing; an entry needs {', '.join(_REQUIRED)}")
@@ -359,11 +192,11 @@ def _kill(entry: object) -> Kill:
     for key, value in numbers.items():
         if type(value) is not int or value < 0:
             raise ScheduleError(f"{key} is {value!r}; it must be a whole number from 0")
-    at = _place(entry["at"])
+    at = place_named(entry["at"])
     for key, places in _ONLY_AT.items():
         if key in entry and at not in places:
             raise ScheduleError(f"{key} has no meaning at {at}; it goes with {' or '.join(places)}")
-    return Kill(at=at, **numbers)
+    return Kill(at=at, **{_ATTRIBUTES[key]: value for key, value in numbers.items()})
 
 
 def _check(kills: Sequence[Kill], shape: Shape, source: str) -> None:
@@ -373,7 +206,7 @@ def _check(kills: Sequence[Kill], shape: Shape, source: str) -> None:
         where = f"{source}: entry {number}"
         limits = {
             "replica": (kill.replica, shape.replicas, "replicas in the job"),
-            "rank": (kill.rank, shape.replica_size, "ranks in a replica"),
+            "rank": (kill.position, shape.replica_size, "ranks in a replica"),
             "step": (kill.step, shape.steps, "steps in the run"),
         }
         for name, (value, limit, unit) in limits.items():
@@ -382,10 +215,10 @@ def _check(kills: Sequence[Kill], shape: Shape, source: str) -> None:
                     f"{where}: {name} {value} does not exist, there are {limit} {unit}; "
                     f"use 0 to {limit - 1}"
                 )
-        victim = (kill.replica, kill.rank)
+        victim = (kill.replica, kill.position)
         if victim in entries:
             raise ScheduleError(
-                f"{where}: rank {kill.rank} of replica {kill.replica} dies in entry "
+                f"{where}: rank {kill.position} of replica {kill.replica} dies in entry "
                 f"{entries[victim]} already; remove one of the two"
             )
         entries[victim] = number
@@ -416,50 +249,5 @@ def _sets_off(first: Kill, second: Kill) -> bool:
 
 
 def _entry(kill: Kill) -> dict[str, object]:
-    values = {key: getattr(kill, key) for key in _KEYS}
+    values = {key: getattr(kill, attribute) for key, attribute in _ATTRIBUTES.items()}
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _place(value: object) -> At:
-    try:
-        return At(value)  # type: ignore[arg-type]
-    except ValueError:
-        raise ScheduleError(f"at is {value!r}; use one of {', '.join(At)}") from None
-
-
-def _places(weights: Mapping[str, float] | None) -> dict[At, float]:
-    if weights is None:
-        return dict.fromkeys(At, 1.0)
-    places = {_place(name): float(weight) for name, weight in weights.items()}
-    for at, weight in places.items():
-        if not 0 <= weight < float("inf"):
-            raise ScheduleError(f"the weight of {at} is {weight}; it must be a number from 0")
-    places = {at: weight for at, weight in places.items() if weight > 0}
-    if not places:
-        raise ScheduleError("no place has a weight above 0; give at least one")
-    return places
-
-
-def _weights(words: Iterable[str]) -> dict[str, float]:
-    weights: dict[str, float] = {}
-    for word in words:
-        name, _, weight = word.partition("=")
-        try:
-            weights[name] = float(weight or 1)
-        except ValueError:
-            raise ScheduleError(f"the weight of {name} is {weight!r}; give a number") from None
-    return weights
-
-
-def _draw(rng: random.Random, weights: Mapping[At, float]) -> At:
-    """Draw with ``random()`` alone: the one sequence Python promises never to change."""
-    left = rng.random() * sum(weights.values())
-    for at, weight in weights.items():
-        left -= weight
-        if left < 0:
-            return at
-    return at
-
-
-if __name__ == "__main__":
-    sys.exit(main())

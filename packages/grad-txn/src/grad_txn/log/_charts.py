@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from grad_txn.history import History, Recovery, Step
+from grad_txn.log.history import History, Recovery, Step
 
 __all__ = ["PHASES", "ROLES", "draw"]
 
@@ -51,7 +51,7 @@ def draw(history: History, path: Path, *, reference: History | None = None) -> N
         # A longer reference would only squeeze the scales.
         steps = tuple(step for step in reference.steps if first <= step.step <= last)
         reference = replace(reference, steps=steps)
-    rows = history.replicas * min(2, int(history.start["replica_size"]))
+    rows = history.most_replicas * min(2, history.start.replica_size)
     strip = min(4.5, 1.0 + 0.22 * rows)
     panels = {"loss": 2.8, "replicas": strip, "seconds": 1.9, "throughput": 1.9}
     if reference is not None:
@@ -89,8 +89,8 @@ def draw(history: History, path: Path, *, reference: History | None = None) -> N
         _draw_to_commit(figure.add_subplot(inner[1]), history)
     start = history.start
     figure.suptitle(
-        f"{history.replicas} replicas of {_count(start['replica_size'], 'rank')}, "
-        f"policy {start['policy']}, B = {history.global_batch} microbatches a step",
+        f"{history.most_replicas} replicas of {_count(start.replica_size, 'rank')}, "
+        f"policy {start.policy}, B = {history.global_batch} microbatches a step",
         fontsize=13,
         fontweight="bold",
     )
@@ -144,7 +144,7 @@ def _draw_replicas(axis: Axes, history: History) -> None:
     """Replica rows, step columns, colored by role; an X where a replica died."""
     first, last = history.steps[0].step, history.steps[-1].step
     names = list(ROLES)
-    cells = [[len(names)] * (last - first + 1) for _ in range(history.replicas)]
+    cells = [[len(names)] * (last - first + 1) for _ in range(history.most_replicas)]
     for step in history.steps:
         for replica, role in step.roles.items():
             cells[replica][step.step - first] = names.index(role)
@@ -152,22 +152,22 @@ def _draw_replicas(axis: Axes, history: History) -> None:
         cells,
         cmap=ListedColormap([*ROLES.values(), _PALE]),
         vmin=-0.5, vmax=len(names) + 0.5, aspect="auto", interpolation="nearest",
-        extent=(first - 0.5, last + 0.5, history.replicas - 0.5, -0.5),
+        extent=(first - 0.5, last + 0.5, history.most_replicas - 0.5, -0.5),
     )  # fmt: skip
-    if len(history.steps) <= _FEW_STEPS and history.replicas <= 16:
+    if len(history.steps) <= _FEW_STEPS and history.most_replicas <= 16:
         for edge in range(first, last):
             axis.axvline(edge + 0.5, color="white", linewidth=0.8)
-    if history.replicas <= 16:
-        for edge in range(history.replicas - 1):
+    if history.most_replicas <= 16:
+        for edge in range(history.most_replicas - 1):
             axis.axhline(edge + 0.5, color="white", linewidth=1.5)
     for step in history.steps:
         if step.boundary:
             axis.plot(
                 step.step, -0.5, marker="v", markersize=7, color="black", clip_on=False, zorder=4
             )
-    size = int(history.start["replica_size"])
-    if 1 < size * history.replicas <= 32:
-        for edge in range(1, size * history.replicas):
+    size = history.start.replica_size
+    if 1 < size * history.most_replicas <= 32:
+        for edge in range(1, size * history.most_replicas):
             axis.axhline(edge / size - 0.5, color="white", linewidth=0.6, alpha=0.7)
     for death in history.deaths:
         rows = [_row(death.replica, position, size) for position in range(size)]

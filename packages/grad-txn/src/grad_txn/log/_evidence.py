@@ -1,7 +1,7 @@
-"""The raw reader of `grad_txn.verify`: bytes to checked lines, and lines to runs.
+"""The raw reader of `grad_txn.log.verify`: bytes to checked lines, and lines to runs.
 
 It belongs to the judge alone. It shares no code with the writer of the log or with the reader
-behind the pictures, and it refuses a log with a single torn line.
+behind the pictures, not even the types of the lines, and it refuses a log with a single torn line.
 """
 
 import json
@@ -65,14 +65,14 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "start": {
         "run": lambda value: _is_text(value) or _is_int(value),
         **dict.fromkeys(("rank", "replica", "position"), _is_int),
-        **dict.fromkeys(("replicas", "grad_accum", "replica_size", "global_batch"), _is_int),
-        **dict.fromkeys(("first_step", "steps"), _is_int),
-        "policy": _is_text,
+        **dict.fromkeys(("replicas", "living", "replica_size"), _is_int),
+        **dict.fromkeys(("grad_accum", "global_batch", "first_step", "steps"), _is_int),
+        **dict.fromkeys(("policy", "promise"), _is_text),
     },
     "inject": {"step": _is_int, "at": _is_text, "replica": _is_int, "position": _is_int},
     "failure": {"step": _is_int, "epoch": _is_int, "failed": _is_ints, "failed_ranks": _is_ints},
     "step": {
-        **dict.fromkeys(("step", "epoch", "replica", "replicas", "total"), _is_int),
+        **dict.fromkeys(("step", "epoch", "replica", "living", "total"), _is_int),
         **dict.fromkeys(("loss", "grad_norm"), _is_number),
         "contributions": _is_counts,
         "ids": _is_ids,
@@ -161,34 +161,34 @@ class Run:
         return next(iter(self.lines.values()))[0].value
 
     @property
-    def replicas(self) -> range:
-        """The replicas at its start.
-
-        A job that begins has W_init of them. One that resumes has as many as there were places
-        for, which its logs alone tell; its steps, which count them again, have to agree.
-        """
-        if self.shape["first_step"] == 0:
-            return range(self.shape["replicas"])
-        return range(self.replica(max(self.lines)) + 1)
+    def replicas(self) -> set[int]:
+        """The replicas at its start, as the start lines name them."""
+        return {lines[0].value["replica"] for lines in self.lines.values()}
 
     def of(self, event: str) -> Iterator[tuple[int, Line]]:
-        """All lines of one kind with the rank that wrote them."""
+        """Yield all lines of one kind with the rank that wrote them."""
         for rank, lines in self.lines.items():
             for line in lines:
                 if line.event == event:
                     yield rank, line
 
     def replica(self, rank: int) -> int:
-        return rank // int(self.shape["replica_size"])
+        """Return the replica of a rank, by its start line."""
+        return int(self.lines[rank][0].value["replica"])
+
+    def position(self, rank: int) -> int:
+        """Return the index of a rank inside its replica, by its start line."""
+        return int(self.lines[rank][0].value["position"])
 
     def failures(self) -> list[Line]:
-        """One line for each epoch, in the order of epochs."""
+        """Return one line for each epoch, in the order of epochs."""
         by_epoch: dict[int, Line] = {}
         for _, line in self.of("failure"):
             by_epoch.setdefault(line.value["epoch"], line)
         return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
     def kept_failures(self) -> list[Line]:
+        """Return those in steps that no later run replaced."""
         return [line for line in self.failures() if line.value["step"] < self.limit]
 
     def gone(self) -> dict[int, int]:
@@ -215,7 +215,7 @@ class Run:
         """Replicas that nobody reported dead and that did not die behind the last commit."""
         last = max(self.step_lines(), default=-1)
         died_last = {replica for replica, step in self.killed().items() if step >= last}
-        return set(self.replicas) - set(self.gone()) - died_last
+        return self.replicas - set(self.gone()) - died_last
 
 
 def split_into_runs(logs: Mapping[int, list[Line]]) -> list[Run]:

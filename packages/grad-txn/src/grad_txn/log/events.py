@@ -16,30 +16,47 @@ run opens the file again: a line that was never whole was never recorded.
 """
 
 import json
-import math
 import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Generic, Self, TypeVar
 
 from grad_txn.errors import LogError
+from grad_txn.log.lines import Line, from_json, to_json
 
-__all__ = ["EventLog", "event_files", "read_events"]
+__all__ = ["Entry", "EventLog", "event_files", "of_kind", "read_events"]
 
-Event = dict[str, Any]
+Kind = TypeVar("Kind", bound=Line)
+Kind_co = TypeVar("Kind_co", bound=Line, covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry(Generic[Kind_co]):
+    """A line as it was found in a log.
+
+    Attributes:
+        time: When it was written, in seconds since the epoch.
+        rank: The rank that wrote it, by the name of the file.
+        line: What it says.
+    """
+
+    time: float
+    rank: int
+    line: Kind_co
 
 
 class EventLog:
-    """Appends the events of one rank to ``<out>/events/<rank>.jsonl``.
+    """Appends the lines of one rank to ``<out>/events/<rank>.jsonl``.
 
-    `write` may be called from any thread. It does no formatting beyond JSON: keys that are numbers
-    become strings, sets become sorted lists, and numbers JSON has no word for become the strings
-    ``"nan"``, ``"inf"`` and ``"-inf"``, which ``float()`` reads back.
+    `write` may be called from any thread. It adds the ``time`` and does no formatting beyond JSON:
+    keys that are numbers become strings, sets become sorted lists, and numbers JSON has no word for
+    become the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which ``float()`` reads back.
 
     Args:
         out: Directory of the run. It and ``events/`` in it are created when missing.
@@ -64,22 +81,22 @@ class EventLog:
         except OSError as error:
             raise _write_error(self.path, error) from error
 
-    def write(self, event: str, /, **fields: object) -> None:
-        """Append one line: ``event``, ``time``, then the fields in the order given.
+    def write(self, line: Line) -> None:
+        """Append one line: ``event``, ``time``, then its fields in their order.
 
         Raises:
             LogError: A field has no JSON form, the log is closed, or the file cannot be written.
         """
         with self._lock:
-            self._append(event, fields)
+            self._append(line)
 
-    def last_words(self, event: str, /, **fields: object) -> None:
+    def last_words(self, line: Line) -> None:
         """Append one line, then let no thread write again: the caller kills this process next.
 
         A later `write` or `close` from another thread blocks until the process ends.
         """
         self._lock.acquire()
-        self._append(event, fields)
+        self._append(line)
 
     def close(self) -> None:
         """Close the file. Nothing is flushed, because nothing is buffered. Safe to repeat."""
@@ -103,27 +120,28 @@ class EventLog:
         """Return the descriptor; lines may be appended to it in one write each."""
         return self._descriptor
 
-    def _append(self, event: str, fields: Mapping[str, object]) -> None:
+    def _append(self, line: Line) -> None:
         if self._descriptor < 0:
-            raise LogError(f"{self.path}: closed; event {event!r} came too late")
-        record = {"event": event, "time": self._clock()}
-        record.update((name, _plain(value)) for name, value in fields.items())
+            raise LogError(f"{self.path}: closed; event {line.EVENT!r} came too late")
+        record = {"event": line.EVENT, "time": self._clock()} | to_json(line)
         try:
-            line = json.dumps(record, allow_nan=False, default=_json_form).encode() + b"\n"
+            text = json.dumps(record, allow_nan=False, default=_json_form).encode() + b"\n"
         except (TypeError, ValueError) as error:
-            raise LogError(f"{self.path}: event {event!r} has no JSON form: {error}") from error
+            raise LogError(
+                f"{self.path}: event {line.EVENT!r} has no JSON form: {error}"
+            ) from error
         left_in_page = -self._end % mmap.PAGESIZE
-        if left_in_page < len(line) <= mmap.PAGESIZE:
-            line = b" " * left_in_page + line
+        if left_in_page < len(text) <= mmap.PAGESIZE:
+            text = b" " * left_in_page + text
         try:
-            written = os.write(self._descriptor, line)
-            if written < len(line):
+            written = os.write(self._descriptor, text)
+            if written < len(text):
                 os.ftruncate(self._descriptor, self._end)
         except OSError as error:
             raise _write_error(self.path, error) from error
-        if written < len(line):
+        if written < len(text):
             raise LogError(
-                f"{self.path}: only {written} of {len(line)} bytes of event {event!r} fitted; "
+                f"{self.path}: only {written} of {len(text)} bytes of event {line.EVENT!r} fitted; "
                 "free some space on that file system"
             )
         self._end += written
@@ -150,31 +168,41 @@ def event_files(directory: str | os.PathLike[str]) -> list[Path]:
     return files
 
 
-def read_events(directory: str | os.PathLike[str]) -> dict[int, list[Event]]:
-    """Read the whole log of a run: rank -> its events in the order it wrote them.
+def read_events(directory: str | os.PathLike[str]) -> dict[int, list[Entry[Line]]]:
+    """Read the whole log of a run: rank -> its lines in the order in which it wrote them.
 
-    Meant for pictures and metrics. The proof of a run (`grad_txn.verify`) reads the raw lines by
-    itself and trusts nothing in here.
+    Lines of a kind that is not known here are skipped. Meant for pictures and metrics: the proof of
+    a run (`grad_txn.log.verify`) reads the raw lines by itself and trusts nothing in here.
 
     Args:
         directory: Directory of the run, the one that holds ``events/``.
 
     Raises:
-        LogError: No log there, or a line that is torn or is no event; names file and line.
+        LogError: There is no log, or it has a line that is torn, is no event, or lacks a field of
+            its kind; names file and line.
     """
     return {int(path.stem): list(_read_file(path)) for path in event_files(directory)}
 
 
-def _read_file(path: Path) -> Iterator[Event]:
+def of_kind(entries: Iterable[Entry[Line]], kind: type[Kind]) -> list[Entry[Kind]]:
+    """Return the entries whose line is of that kind, in their order."""
+    return [
+        Entry(time=entry.time, rank=entry.rank, line=entry.line)
+        for entry in entries
+        if isinstance(entry.line, kind)
+    ]
+
+
+def _read_file(path: Path) -> Iterator[Entry[Line]]:
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise LogError(f"{path}: cannot be read: {error}") from error
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
+    for number, text in enumerate(content.split("\n"), start=1):
+        if not text.strip():
             continue
         try:
-            event = json.loads(line)
+            event = json.loads(text)
         except ValueError as error:
             raise LogError(f"{path}:{number}: torn or invalid line: {error}") from error
         if not (
@@ -183,7 +211,12 @@ def _read_file(path: Path) -> Iterator[Event]:
             and isinstance(event.get("time"), int | float)
         ):
             raise LogError(f"{path}:{number}: not an event: it needs 'event' and 'time'")
-        yield event
+        try:
+            line = from_json(event)
+        except LogError as error:
+            raise LogError(f"{path}:{number}: {error}") from error
+        if line is not None:
+            yield Entry(time=float(event["time"]), rank=int(path.stem), line=line)
 
 
 def _cut_torn_tail(descriptor: int) -> int:
@@ -200,12 +233,6 @@ def _cut_torn_tail(descriptor: int) -> int:
     if end < size:
         os.ftruncate(descriptor, end)
     return end
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 def _json_form(value: object) -> object:

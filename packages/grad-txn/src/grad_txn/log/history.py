@@ -7,19 +7,30 @@ recovery, and one for each death. A resumed run replaces the steps from its firs
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from grad_txn.errors import LogError
-from grad_txn.events import read_events
+from grad_txn.log.events import Entry, of_kind, read_events
+from grad_txn.log.lines import (
+    KINDS,
+    ExitLine,
+    ExtendLine,
+    FailureLine,
+    InjectLine,
+    Line,
+    RepairLine,
+    RestoreLine,
+    StartLine,
+    StepLine,
+)
 
 __all__ = ["Death", "History", "Recovery", "Step", "read_history"]
 
-Event = Mapping[str, Any]
-_Events = Mapping[str, Sequence[Event]]
-_KINDS = ("start", "inject", "failure", "repair", "restore", "extend", "step", "exit")
+Kind = TypeVar("Kind", bound=Line)
+Thing = TypeVar("Thing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,8 +44,8 @@ class Step:
         loss: Mean loss over its microbatches.
         grad_norm: Norm of its gradient.
         total: Microbatches committed.
-        replicas: Replicas alive.
-        ranks: Ranks alive.
+        living: How many replicas are alive.
+        ranks: How many ranks are alive.
         roles: Replica -> role, of those alive.
         boundary: Whether it crossed a policy boundary.
         seconds: How long it took.
@@ -48,7 +59,7 @@ class Step:
     loss: float
     grad_norm: float
     total: int
-    replicas: int
+    living: int
     ranks: int
     roles: Mapping[int, str]
     boundary: bool
@@ -125,6 +136,11 @@ class Recovery:
     compute_to_commit: float
 
     @property
+    def failed(self) -> tuple[int, ...]:
+        """The replicas that were lost."""
+        return tuple(death.replica for death in self.deaths)
+
+    @property
     def work(self) -> float:
         """What the recovery itself took, without extra microbatches, in seconds."""
         return self.detect + self.repair + self.record + self.restore + self.rereduce
@@ -140,16 +156,16 @@ class History:
     """A whole run, resumptions included.
 
     Attributes:
-        start: The start event of the last run's lowest rank.
-        replicas: Most replicas any of the runs had.
+        start: The start line of the last run's lowest rank.
+        most_replicas: The most replicas that any of the runs had.
         resumed: First steps of the runs after the first.
         steps: Committed steps in order.
         recoveries: Recoveries in order, without those in steps that a later run replaced.
         deaths: Lost replicas in order, likewise.
     """
 
-    start: Event
-    replicas: int
+    start: StartLine
+    most_replicas: int
     resumed: tuple[int, ...]
     steps: tuple[Step, ...]
     recoveries: tuple[Recovery, ...]
@@ -158,7 +174,7 @@ class History:
     @property
     def global_batch(self) -> int:
         """B, in microbatches."""
-        return int(self.start["global_batch"])
+        return self.start.global_batch
 
     def differences(self, reference: "History") -> dict[int, float]:
         """Step -> relative difference of its loss from that of the same step of another run.
@@ -195,173 +211,199 @@ def read_history(directory: str | os.PathLike[str]) -> History:
     Raises:
         LogError: No readable log there, or none that a run could have written.
     """
-    logs = read_events(directory)
-    try:
-        return _history(_runs(logs), str(directory))
-    except LogError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LogError(
-            f"{directory}: an event lacks {error}; python -m grad_txn.verify names the line"
-        ) from error
-
-
-def _runs(logs: Mapping[int, Sequence[Event]]) -> list[_Events]:
-    """Split the logs at their start lines: for each run kind -> events, in the order of time."""
-    runs: dict[str, list[Event]] = defaultdict(list)
-    for rank in sorted(logs):
-        name = None
-        for event in logs[rank]:
-            if event["event"] == "start":
-                name = str(event["run"])
-            if name is not None:
-                runs[name].append({"rank": rank} | dict(event))
-    for events in runs.values():
-        events.sort(key=lambda event: float(event["time"]))
-    ordered = sorted(runs.values(), key=lambda events: float(events[0]["time"]))
-    return [
-        {kind: [e for e in events if e["event"] == kind] for kind in _KINDS} for events in ordered
-    ]
-
-
-def _history(runs: Sequence[_Events], source: str) -> History:
+    runs = _split(read_events(directory))
     if not runs:
-        raise LogError(f"{source}: no start line, no run was recorded")
-    starts = [events["start"][0] for events in runs]
+        raise LogError(f"{directory}: no start line, no run was recorded")
     steps: list[Step] = []
     recoveries: list[Recovery] = []
     deaths: list[Death] = []
-    for number, (start, events) in enumerate(zip(starts, runs, strict=True)):
-        limit = min((later["first_step"] for later in starts[number + 1 :]), default=math.inf)
-        kept = {
-            kind: [event for event in events[kind] if event["step"] < limit]
-            for kind in _KINDS
-            if kind not in {"start", "exit"}
-        }
-        steps += _steps(kept, replica_size=start["replica_size"])
-        found = _deaths(kept, events["exit"], replica_size=start["replica_size"])
+    for number, run in enumerate(runs):
+        limit = min((later.start.first_step for later in runs[number + 1 :]), default=math.inf)
+        steps += _steps(run, limit)
+        found = _deaths(run, limit)
         deaths += found.values()
-        recoveries += _recoveries(kept, found)
+        recoveries += _recoveries(run, limit, found)
     if not steps:
-        raise LogError(f"{source}: no step line, no step was committed")
+        raise LogError(f"{directory}: no step line, no step was committed")
     return History(
-        start=starts[-1],
-        replicas=1 + max(event["replica"] for events in runs for event in events["start"]),
-        resumed=tuple(start["first_step"] for start in starts[1:]),
+        start=runs[-1].start,
+        most_replicas=1 + max(line.replica for run in runs for line in run.starts.values()),
+        resumed=tuple(run.start.first_step for run in runs[1:]),
         steps=tuple(steps),
         recoveries=tuple(recoveries),
         deaths=tuple(deaths),
     )
 
 
-def _steps(events: _Events, *, replica_size: int) -> list[Step]:
-    lines: dict[int, list[Event]] = defaultdict(list)
-    for event in events["step"]:
-        lines[event["step"]].append(event)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """One start of the job.
+
+    Attributes:
+        starts: Rank -> its start line, which says who it is.
+        entries: Kind -> the lines of all ranks in the order of time.
+    """
+
+    starts: Mapping[int, StartLine]
+    entries: Mapping[type, Sequence[Entry[Any]]]
+
+    @property
+    def start(self) -> StartLine:
+        """The start line of the lowest rank."""
+        return self.starts[min(self.starts)]
+
+    def of(self, kind: type[Kind]) -> Sequence[Entry[Kind]]:
+        return self.entries[kind]
+
+    def ranks(self, replica: int) -> int:
+        """Return how many ranks that replica has."""
+        return sum(start.replica == replica for start in self.starts.values())
+
+
+def _split(logs: Mapping[int, Sequence[Entry[Line]]]) -> list[_Run]:
+    """Split the logs at their start lines; the runs are in the order in which they began."""
+    starts: dict[str, dict[int, StartLine]] = defaultdict(dict)
+    entries: dict[str, list[Entry[Line]]] = defaultdict(list)
+    for rank in sorted(logs):
+        name = None
+        for entry in logs[rank]:
+            if isinstance(entry.line, StartLine):
+                name = entry.line.run
+                starts[name][rank] = entry.line
+            if name is not None:
+                entries[name].append(entry)
+    for some in entries.values():
+        some.sort(key=lambda entry: entry.time)
+    ordered = sorted(entries, key=lambda name: entries[name][0].time)
     return [
-        Step(
-            step=step,
-            time=lines[step][0]["time"],
-            epoch=lines[step][0]["epoch"],
-            loss=float(lines[step][0]["loss"]),
-            grad_norm=float(lines[step][0]["grad_norm"]),
-            total=lines[step][0]["total"],
-            replicas=lines[step][0]["replicas"],
-            ranks=lines[step][0]["replicas"] * replica_size,
-            roles={int(replica): role for replica, role in lines[step][0]["roles"].items()},
-            boundary=lines[step][0]["boundary"],
-            seconds=median(line["seconds"] for line in lines[step]),
-            tokens=lines[step][0]["tokens"],
-            stacks=lines[step][0].get("stacks", 0),
+        _Run(
+            starts=starts[name],
+            entries={kind: of_kind(entries[name], kind) for kind in KINDS.values()},
         )
-        for step in sorted(lines)
+        for name in ordered
     ]
 
 
-def _deaths(events: _Events, exits: Iterable[Event], *, replica_size: int) -> dict[int, Death]:
+def _steps(run: _Run, limit: float) -> list[Step]:
+    """Put the steps together; those from `limit` on were replaced by a later run."""
+    recorded: dict[int, list[Entry[StepLine]]] = defaultdict(list)
+    for entry in run.of(StepLine):
+        if entry.line.step < limit:
+            recorded[entry.line.step].append(entry)
+    return [_step(recorded[step], run.start.replica_size) for step in sorted(recorded)]
+
+
+def _step(entries: Sequence[Entry[StepLine]], replica_size: int) -> Step:
+    line = entries[0].line
+    return Step(
+        step=line.step,
+        time=entries[0].time,
+        epoch=line.epoch,
+        loss=line.loss,
+        grad_norm=line.grad_norm,
+        total=line.total,
+        living=line.living,
+        ranks=line.living * replica_size,
+        roles=line.roles,
+        boundary=line.boundary,
+        seconds=median(entry.line.seconds for entry in entries),
+        tokens=line.tokens,
+        stacks=line.stacks,
+    )
+
+
+def _deaths(run: _Run, limit: float) -> dict[int, Death]:
     """Replica -> its death, by its own word or else by that of the survivors."""
     deaths: dict[int, Death] = {}
-    killed: dict[int, list[Event]] = defaultdict(list)
-    for event in events["inject"]:
-        killed[event["replica"]].append(event)
+    killed: dict[int, list[Entry[InjectLine]]] = defaultdict(list)
+    for entry in run.of(InjectLine):
+        if entry.line.step < limit:
+            killed[entry.line.replica].append(entry)
     left: dict[int, list[float]] = defaultdict(list)
-    for event in exits:
-        left[event["rank"] // replica_size].append(float(event["time"]))
+    for end in run.of(ExitLine):
+        left[run.starts[end.rank].replica].append(end.time)
     for replica, ends in killed.items():
         first = ends[0]
-        peers = [time for time in left[replica] if time >= first["time"]]
-        last = max([*peers, *(end["time"] for end in ends[1:])], default=None)
-        whole = len(peers) + len(ends) == replica_size
+        peers = [time for time in left[replica] if time >= first.time]
+        last = max([*peers, *(entry.time for entry in ends[1:])], default=None)
+        whole = len(peers) + len(ends) == run.ranks(replica)
         deaths[replica] = Death(
             replica=replica,
-            step=first["step"],
-            at=first["at"],
-            time=first["time"],
-            positions=tuple(sorted(end["position"] for end in ends)),
-            gone=None if last is None or not whole else last - first["time"],
+            step=first.line.step,
+            at=first.line.at,
+            time=first.time,
+            positions=tuple(sorted(entry.line.position for entry in ends)),
+            gone=None if last is None or not whole else last - first.time,
         )
-    for event in events["failure"]:
-        for replica in event["failed"]:
-            if replica not in deaths:
+    for failure in run.of(FailureLine):
+        for replica in failure.line.failed:
+            if replica not in deaths and failure.line.step < limit:
                 deaths[replica] = Death(
-                    replica=replica, step=event["step"], at="outside", time=None
+                    replica=replica, step=failure.line.step, at="outside", time=None
                 )
     return deaths
 
 
-def _recoveries(events: _Events, deaths: Mapping[int, Death]) -> list[Recovery]:
-    by_epoch: dict[int, Event] = {}
-    for event in events["failure"]:
-        by_epoch.setdefault(event["epoch"], event)
-    recoveries: list[Recovery] = []
-    for epoch, failure in sorted(by_epoch.items()):
-        repairs, restores, extends = (
-            [event for event in events[kind] if event["epoch"] == epoch]
-            for kind in ("repair", "restore", "extend")
-        )
-        lost = tuple(deaths[replica] for replica in sorted(failure["failed"]))
-        killed = min((death.time for death in lost if death.time is not None), default=None)
-        later = [event for event in events["step"] if event["step"] >= failure["step"]]
-        following = min((event["step"] for event in later), default=None)
-        commit = _typical([event for event in later if event["step"] == following], "time")
-        computed: dict[int, list[Event]] = defaultdict(list)
-        for event in events["extend"]:
-            if killed and killed < event["time"] <= commit:
-                computed[event["epoch"]].append(event)
-        recoveries.append(
-            Recovery(
-                step=failure["step"],
-                epoch=epoch,
-                deaths=lost,
-                boundary=failure["boundary"],
-                mode=failure["restore"],
-                promoted={int(dead): spare for dead, spare in failure["promoted"].items()},
-                extra=sum(map(len, failure["extra"].values())),
-                detect=_typical(repairs, "detect"),
-                repair=_typical(repairs, "repair"),
-                record=_typical(repairs, "record"),
-                restore=_typical(restores, "seconds"),
-                rereduce=_typical(restores, "rereduce") + _typical(extends, "rereduce"),
-                compute=_typical(_working(extends), "seconds"),
-                to_commit=commit - killed if killed and commit else None,
-                compute_to_commit=sum(
-                    _typical(_working(extends), "seconds") for extends in computed.values()
-                ),
-            )
-        )
-    return recoveries
+def _recoveries(run: _Run, limit: float, deaths: Mapping[int, Death]) -> list[Recovery]:
+    by_epoch: dict[int, FailureLine] = {}
+    for entry in run.of(FailureLine):
+        if entry.line.step < limit:
+            by_epoch.setdefault(entry.line.epoch, entry.line)
+    return [_recovery(run, limit, failure, deaths) for _, failure in sorted(by_epoch.items())]
 
 
-def _working(extends: Iterable[Event]) -> list[Event]:
-    """Of those who went through an extended pass, those who had microbatches in it.
+def _recovery(
+    run: _Run, limit: float, failure: FailureLine, deaths: Mapping[int, Death]
+) -> Recovery:
+    epoch = failure.epoch
+    repairs = [entry.line for entry in run.of(RepairLine) if entry.line.epoch == epoch]
+    restores = [entry.line for entry in run.of(RestoreLine) if entry.line.epoch == epoch]
+    extends = [entry.line for entry in run.of(ExtendLine) if entry.line.epoch == epoch]
+    lost = tuple(deaths[replica] for replica in sorted(failure.failed))
+    killed = min((death.time for death in lost if death.time is not None), default=None)
+    later = [entry for entry in run.of(StepLine) if failure.step <= entry.line.step < limit]
+    following = min((entry.line.step for entry in later), default=None)
+    commit = _typical(later, lambda entry: entry.time, only=lambda e: e.line.step == following)
+    computed: dict[int, list[ExtendLine]] = defaultdict(list)
+    for entry in run.of(ExtendLine):
+        if killed and killed < entry.time <= commit:
+            computed[entry.line.epoch].append(entry.line)
+    return Recovery(
+        step=failure.step,
+        epoch=epoch,
+        deaths=lost,
+        boundary=failure.boundary,
+        mode=failure.restore,
+        promoted=failure.promoted,
+        extra=sum(map(len, failure.extra_ids.values())),
+        detect=_typical(repairs, lambda line: line.detect),
+        repair=_typical(repairs, lambda line: line.repair),
+        record=_typical(repairs, lambda line: line.record),
+        restore=_typical(restores, lambda line: line.seconds),
+        rereduce=_typical(restores, lambda line: line.rereduce)
+        + _typical(extends, lambda line: line.rereduce),
+        compute=_compute(extends),
+        to_commit=commit - killed if killed and commit else None,
+        compute_to_commit=sum(map(_compute, computed.values())),
+    )
+
+
+def _compute(extends: Iterable[ExtendLine]) -> float:
+    """Typical compute of an extended pass, over those who had microbatches in it.
 
     The others wait for them.
     """
-    return [event for event in extends if event["microbatches"]]
+    return _typical(extends, lambda line: line.seconds, only=lambda line: line.microbatches > 0)
 
 
-def _typical(events: Iterable[Event], name: str) -> float:
-    return float(median([event[name] for event in events] or [0.0]))
+def _typical(
+    things: Iterable[Thing],
+    value: Callable[[Thing], float],
+    *,
+    only: Callable[[Thing], bool] = lambda _: True,
+) -> float:
+    """Return the median of a value over the things that count; 0 where there are none."""
+    return median([value(thing) for thing in things if only(thing)] or [0.0])
 
 
 def _median(values: Iterable[float | None]) -> float | None:

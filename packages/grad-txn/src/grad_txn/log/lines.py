@@ -10,8 +10,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from functools import cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from grad_txn.errors import LogError
 
@@ -31,20 +30,6 @@ __all__ = [
     "last_words",
     "to_json",
 ]
-
-T = TypeVar("T")
-
-
-def _by_replica(values: Mapping[str, T]) -> dict[int, T]:
-    return {int(replica): value for replica, value in values.items()}
-
-
-def _number(value: float | str) -> float:
-    return float(value)  # JSON has no word for nan and inf; the log writes them as strings
-
-
-_KEYED: Any = {"read": _by_replica}
-_REAL: Any = {"read": _number}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +77,13 @@ class StartLine:
     pid: int
     about: Mapping[str, object] = field(default_factory=dict, metadata={"rest": True})
 
+    def __post_init__(self) -> None:
+        taken = {"event", "time", *(one.name for one in fields(self))}
+        for name in sorted(taken & set(self.about)):
+            raise LogError(
+                f"about has a field {name!r}, which a start line has already; choose another name"
+            )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InjectLine:
@@ -132,9 +124,9 @@ class RepairLine:
     EVENT: ClassVar[str] = "repair"
     step: int
     epoch: int
-    detect: float = field(metadata=_REAL)
-    repair: float = field(metadata=_REAL)
-    record: float = field(metadata=_REAL)
+    detect: float
+    repair: float
+    record: float
     rounds: int
     complete: bool
 
@@ -169,11 +161,11 @@ class FailureLine:
     failed_ranks: Sequence[int]
     boundary: bool
     restore: str
-    promoted: Mapping[int, int] = field(metadata=_KEYED)
-    extra_ids: Mapping[int, Sequence[int]] = field(metadata=_KEYED)
+    promoted: Mapping[int, int]
+    extra_ids: Mapping[int, Sequence[int]]
     queued: Sequence[int]
-    contributions: Mapping[int, int] = field(metadata=_KEYED)
-    recounted: Mapping[int, Sequence[int]] = field(default_factory=dict, metadata=_KEYED)
+    contributions: Mapping[int, int]
+    recounted: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,8 +186,8 @@ class RestoreLine:
     epoch: int
     mode: str
     buckets: int
-    seconds: float = field(metadata=_REAL)
-    rereduce: float = field(metadata=_REAL)
+    seconds: float
+    rereduce: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -214,8 +206,8 @@ class ExtendLine:
     step: int
     epoch: int
     microbatches: int
-    seconds: float = field(metadata=_REAL)
-    rereduce: float = field(metadata=_REAL)
+    seconds: float
+    rereduce: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,17 +235,17 @@ class StepLine:
     EVENT: ClassVar[str] = "step"
     step: int
     epoch: int
-    loss: float = field(metadata=_REAL)
-    grad_norm: float = field(metadata=_REAL)
+    loss: float
+    grad_norm: float
     replica: int
     living: int
-    contributions: Mapping[int, int] = field(metadata=_KEYED)
-    ids: Mapping[int, Sequence[int]] = field(metadata=_KEYED)
-    roles: Mapping[int, str] = field(metadata=_KEYED)
+    contributions: Mapping[int, int]
+    ids: Mapping[int, Sequence[int]]
+    roles: Mapping[int, str]
     total: int
     boundary: bool
     extra: int
-    seconds: float = field(metadata=_REAL)
+    seconds: float
     tokens: int
     stacks: int = 0
 
@@ -271,7 +263,7 @@ class CheckpointLine:
     EVENT: ClassVar[str] = "checkpoint"
     step: int
     path: str
-    seconds: float = field(metadata=_REAL)
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,7 +319,7 @@ def to_json(line: Line) -> dict[str, Any]:
     Without ``time``, which the log adds. A field that has a default is left out where it has it.
     """
     values: dict[str, Any] = {"event": line.EVENT}
-    for one in _fields_of(type(line)):
+    for one in fields(line):
         value = getattr(line, one.name)
         if one.metadata.get("rest"):
             values.update((name, _plain(extra)) for name, extra in value.items())
@@ -346,20 +338,18 @@ def from_json(values: Mapping[str, Any]) -> Line | None:
     if kind is None:
         return None
     given: dict[str, Any] = {}
-    try:
-        for one in _fields_of(kind):
-            if one.metadata.get("rest"):
-                known = {"event", "time", *(other.name for other in _fields_of(kind))}
-                given[one.name] = {name: v for name, v in values.items() if name not in known}
-            elif one.name in values:
-                read: Callable[[Any], Any] = one.metadata.get("read", _as_it_is)
-                given[one.name] = read(values[one.name])
-            elif _has_no_default(one):
-                raise LogError(f"{kind.EVENT} line without {one.name!r}")
-    except (TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, LogError):
-            raise
-        raise LogError(f"{kind.EVENT} line with {one.name} = {values[one.name]!r}") from error
+    for one in fields(kind):
+        if one.metadata.get("rest"):
+            known = {"event", "time", *(other.name for other in fields(kind))}
+            given[one.name] = {name: value for name, value in values.items() if name not in known}
+        elif one.name in values:
+            try:
+                given[one.name] = _READERS[one.type](values[one.name])
+            except (TypeError, ValueError):
+                found = repr(values[one.name])[:60]
+                raise LogError(f"{kind.EVENT} line with {one.name} = {found}") from None
+        elif one.default is MISSING and one.default_factory is MISSING:
+            raise LogError(f"{kind.EVENT} line without {one.name!r}")
     return kind(**given)
 
 
@@ -377,15 +367,6 @@ def last_words(code: int) -> str:
     return json.dumps(line).replace('"{time}"', "{time}") + "\n"
 
 
-@cache
-def _fields_of(kind: type[Line]) -> tuple[Field[Any], ...]:
-    return fields(kind)
-
-
-def _has_no_default(one: Field[Any]) -> bool:
-    return one.default is MISSING and one.default_factory is MISSING
-
-
 def _is_default(one: Field[Any], value: object) -> bool:
     if one.default_factory is not MISSING:
         return bool(value == one.default_factory())
@@ -393,10 +374,53 @@ def _is_default(one: Field[Any], value: object) -> bool:
 
 
 def _plain(value: object) -> object:
+    """Give a float that JSON has no word for as text, which `float` reads back."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
+# Reading back: each reader returns the value checked, or raises TypeError or ValueError.
+
+_Reader = Callable[[Any], Any]
+
+
+def _only(kind: type) -> _Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not kind:  # not isinstance, to which True is an int
+            raise TypeError
+        return value
+
+    return read
+
+
+def _float(value: Any) -> float:
+    if type(value) not in (int, float) and value not in ("nan", "inf", "-inf"):
+        raise TypeError
+    return float(value)
+
+
+def _list_of(read: _Reader) -> _Reader:
+    return lambda value: tuple(map(read, _only(list)(value)))
+
+
+def _by_replica(read: _Reader) -> _Reader:
+    return lambda value: {int(key): read(one) for key, one in _only(dict)(value).items()}
+
+
+def _or_none(read: _Reader) -> _Reader:
+    return lambda value: None if value is None else read(value)
+
+
+_READERS: Mapping[Any, _Reader] = {
+    int: _only(int),
+    int | None: _or_none(_only(int)),
+    float: _float,
+    bool: _only(bool),
+    str: _only(str),
+    Sequence[int]: _list_of(_only(int)),
+    Mapping[int, int]: _by_replica(_only(int)),
+    Mapping[int, str]: _by_replica(_only(str)),
+    Mapping[int, Sequence[int]]: _by_replica(_list_of(_only(int))),
+}
+"""The type of a field -> what reads its value back."""

@@ -7,22 +7,22 @@ replaced as a whole at each step.
 """
 
 import os
+import time
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
 from grad_txn.errors import ExtraMissingError, LogError
-from grad_txn.history import read_history
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+from grad_txn.log.history import Recovery, Step, read_history
+from grad_txn.log.lines import FailureLine, StepLine
 
 __all__ = ["MetricsSink", "export_metrics"]
 
 
 class MetricsSink:
-    """Takes step and failure lines, in the form of the event log, as the leader writes them.
+    """Takes a run's steps and failures; a `grad_txn.log.observer.Observer`.
 
     Args:
         out: Directory of the run.
@@ -45,52 +45,55 @@ class MetricsSink:
         totals: Mapping[str, float] | None = None,
     ) -> None:
         out = Path(out)
-        self._scalars: SummaryWriter | None = None
+        self._scalars: _Scalars | None = None
         self._textfile: _TextFile | None = None
         try:
             out.mkdir(parents=True, exist_ok=True)
             if tensorboard:
-                self._scalars = _summary_writer(out / "tensorboard")
+                self._scalars = _Scalars(out / "tensorboard")
             if prometheus:
                 self._textfile = _TextFile(out / "metrics.prom", totals or {})
         except OSError as error:
             raise LogError(f"{out}: cannot be written: {error.strerror}") from error
 
-    def step(self, line: Mapping[str, Any]) -> None:
-        """Take the step line of one committed step.
+    def step(self, line: StepLine | Step, *, at: float | None = None) -> None:
+        """Take one committed step.
 
         Args:
-            line: Fields of the ``step`` event; ``time`` may be left out.
+            line: Its line, or the step as it stands in a `History`.
+            at: When it was committed, in seconds since the epoch; now by default.
         """
         if self._scalars is not None:
             scalars = {
-                "train/loss": float(line["loss"]),
-                "train/grad_norm": float(line["grad_norm"]),
-                "train/microbatches": line["total"],
-                "time/step_seconds": line["seconds"],
-                "world/replicas": line["replicas"],
-                "world/epoch": line["epoch"],
+                "train/loss": line.loss,
+                "train/grad_norm": line.grad_norm,
+                "train/microbatches": line.total,
+                "time/step_seconds": line.seconds,
+                "world/replicas": line.living,
+                "world/epoch": line.epoch,
             }
-            for name, value in scalars.items():
-                self._scalars.add_scalar(name, value, line["step"], walltime=line.get("time"))
+            self._scalars.write(scalars, step=line.step, at=at)
         if self._textfile is not None:
             self._textfile.step(line)
 
-    def failure(self, line: Mapping[str, Any], *, seconds: float = 0.0) -> None:
-        """Take the failure line of one recovery, once it is over.
+    def failure(
+        self, line: FailureLine | Recovery, *, seconds: float, at: float | None = None
+    ) -> None:
+        """Take one failure, once it has been decided upon.
 
         Args:
-            line: Fields of the ``failure`` event.
-            seconds: What the recovery took: detect, repair, record, restore, reduce again.
+            line: Its line, or the recovery as it stands in a `History`.
+            seconds: What the recovery has taken, without extra microbatches.
+            at: When it was over, in seconds since the epoch; now by default.
         """
         if self._scalars is not None:
-            for name, value in {
-                "failures/replicas_lost": len(line["failed"]),
+            scalars = {
+                "failures/replicas_lost": len(line.failed),
                 "failures/recovery_seconds": seconds,
-            }.items():
-                self._scalars.add_scalar(name, value, line["step"], walltime=line.get("time"))
+            }
+            self._scalars.write(scalars, step=line.step, at=at)
         if self._textfile is not None:
-            self._textfile.failure(line, seconds)
+            self._textfile.failure(len(line.failed), seconds)
 
     def close(self) -> None:
         """Flush what is buffered. Safe to repeat."""
@@ -129,23 +132,36 @@ def export_metrics(
         for step in history.steps:
             while recoveries and recoveries[0].step <= step.step:
                 recovery = recoveries.pop(0)
-                sink.failure(
-                    {
-                        "step": recovery.step,
-                        "time": step.time,
-                        "failed": [death.replica for death in recovery.deaths],
-                    },
-                    seconds=recovery.work,
-                )
-            sink.step(
-                {
-                    name: getattr(step, name)
-                    for name in (
-                        "step", "time", "loss", "grad_norm", "total", "seconds", "replicas",
-                        "epoch", "tokens",
-                    )
-                }
-            )  # fmt: skip
+                sink.failure(recovery, seconds=recovery.work, at=step.time)
+            sink.step(step, at=step.time)
+
+
+class _Scalars:
+    """An event file for TensorBoard, as torch's ``SummaryWriter`` writes it, but without torch."""
+
+    def __init__(self, directory: Path) -> None:
+        # By name: tensorboard declares no types, and need not be installed to check these.
+        try:
+            writer = import_module("tensorboard.summary.writer.event_file_writer")
+            self._events = import_module("tensorboard.compat.proto.event_pb2")
+            self._summaries = import_module("tensorboard.compat.proto.summary_pb2")
+        except ModuleNotFoundError as error:
+            raise ExtraMissingError(
+                "writing TensorBoard scalars", library="tensorboard", extra="tensorboard"
+            ) from error
+        self._writer = writer.EventFileWriter(os.fspath(directory))
+
+    def write(self, scalars: Mapping[str, float], *, step: int, at: float | None) -> None:
+        """Write values of one step: tag -> value."""
+        when = time.time() if at is None else at
+        for tag, number in scalars.items():
+            value = self._summaries.Summary.Value(tag=tag, simple_value=number)
+            summary = self._summaries.Summary(value=[value])
+            event = self._events.Event(summary=summary, step=step, wall_time=when)
+            self._writer.add_event(event)
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 class _TextFile:
@@ -185,23 +201,20 @@ class _TextFile:
         for name, value in totals.items():
             self._counters[name].inc(value)
 
-    def step(self, line: Mapping[str, Any]) -> None:
+    def step(self, step: StepLine | Step) -> None:
+        values = {
+            "step": step.step,
+            "loss": step.loss,
+            "grad_norm": step.grad_norm,
+            "replicas": step.living,
+            "epoch": step.epoch,
+        }
         for name, gauge in self._gauges.items():
-            gauge.set(float(line[name]))
-        self._counters["tokens"].inc(line["tokens"])
+            gauge.set(values[name])
+        self._counters["tokens"].inc(step.tokens)
         self._write(os.fspath(self._path), self._registry)
 
-    def failure(self, line: Mapping[str, Any], seconds: float) -> None:
+    def failure(self, lost: int, seconds: float) -> None:
         self._counters["failures"].inc()
-        self._counters["replicas_lost"].inc(len(line["failed"]))
+        self._counters["replicas_lost"].inc(lost)
         self._counters["recovery_seconds"].inc(seconds)
-
-
-def _summary_writer(directory: Path) -> "SummaryWriter":
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise ExtraMissingError(
-            "writing TensorBoard scalars", library="tensorboard", extra="tensorboard"
-        ) from error
-    return SummaryWriter(os.fspath(directory))

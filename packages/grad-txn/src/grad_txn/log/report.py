@@ -1,22 +1,20 @@
-"""The report of a run: ``python -m grad_txn.report DIR [--reference DIR]``.
+"""The report of a run: a picture, a page and a summary (needs matplotlib).
 
-Writes ``DIR/report.png`` and ``DIR/report.html``, one file that holds the picture and the tables
-and needs nothing else, and prints a summary. Needs the extra ``grad-txn[report]`` (matplotlib).
+The picture is ``report.png``; the page is ``report.html``, one file that holds the picture and the
+tables and needs nothing else.
 """
 
-import argparse
 import base64
 import os
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
 from grad_txn.errors import ExtraMissingError, LogError
-from grad_txn.history import Death, History, Recovery, read_history
-from grad_txn.verify import Verdict, verify
+from grad_txn.log.history import Death, History, Recovery, read_history
+from grad_txn.log.verify import Verdict, verify
 
-__all__ = ["main", "summarize", "write_report"]
+__all__ = ["summarize", "write_report"]
 
 _SHOWN = 10
 """Recoveries told on the console; the page has them all."""
@@ -32,21 +30,20 @@ def write_report(
         reference: Directory of a run to compare with, usually the one without failures.
 
     Returns:
-        The summary in plain text, as the command prints it.
+        The summary in plain text, as ``python -m grad_txn.report`` prints it.
 
     Raises:
         LogError: A log cannot be read, or the report cannot be written.
         ExtraMissingError: matplotlib is not installed.
     """
     try:
-        from grad_txn import _charts
+        from grad_txn.log import _charts
     except ModuleNotFoundError as error:
         raise ExtraMissingError("the report", library="matplotlib", extra="report") from error
     history = read_history(directory)
     compared = None if reference is None else read_history(reference)
-    verdict = verify(
-        os.fspath(directory), allow_shrinking_batch=history.start["policy"] == "adaptive"
-    )
+    # A policy that promises no batch is to be reported on, not to be refused.
+    verdict = verify(os.fspath(directory), allow_shrinking_batch=history.start.promise == "none")
     picture, page = (Path(directory) / f"report.{kind}" for kind in ("png", "html"))
     facts = summarize(history, verdict, reference=compared)
     try:
@@ -69,10 +66,10 @@ def summarize(
     """Say in a few phrases how the run went: topic -> fact, in the order to read them."""
     steps, start = history.steps, history.start
     facts = {
-        "run": f"{_steps(history)}, policy {start['policy']}, loss {steps[0].loss:.4f} to "
+        "run": f"{_steps(history)}, policy {start.policy}, loss {steps[0].loss:.4f} to "
         f"{steps[-1].loss:.4f}",
         "batch": _judgement(history, verdict),
-        "replicas": f"{steps[0].replicas} at the first commit, {steps[-1].replicas} at the last "
+        "replicas": f"{steps[0].living} at the first commit, {steps[-1].living} at the last "
         f"({steps[0].ranks} and {steps[-1].ranks} ranks)",
     }
     if any(step.stacks for step in steps):
@@ -108,8 +105,8 @@ def _judgement(history: History, verdict: Verdict) -> str:
         return f"proved: each step committed exactly {history.global_batch} microbatches"
     if verdict.holds:
         return (
-            f"shrinks with policy adaptive: {verdict.smallest_total} to {history.global_batch} "
-            "microbatches a step"
+            f"shrinks with policy {history.start.policy}: {verdict.smallest_total} to "
+            f"{history.global_batch} microbatches a step"
         )
     more = f" (and {len(verdict.problems) - 1} more)" if len(verdict.problems) > 1 else ""
     return f"NOT proved: {verdict.problems[0]}{more}"
@@ -202,7 +199,7 @@ def _page(history: History, facts: Mapping[str, str], picture: bytes) -> str:
     summary = "".join(
         f"<tr><th>{escape(name)}</th><td>{escape(fact)}</td></tr>" for name, fact in facts.items()
     )
-    title = f"{_steps(history)}, {history.replicas} replicas, {len(history.deaths)} lost"
+    title = f"{_steps(history)}, {history.most_replicas} replicas, {len(history.deaths)} lost"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -252,26 +249,3 @@ def _row(recovery: Recovery) -> str:
     return "".join(f"<td>{escape(text)}</td>" for text in texts) + "".join(
         f'<td class="number">{"?" if time is None else f"{1e3 * time:,.1f}"}</td>' for time in times
     )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the report and print its summary; exit code 2 and one line when that cannot be done."""
-    parser = argparse.ArgumentParser(
-        prog="python -m grad_txn.report",
-        description="Write report.png and report.html into the directory of a run.",
-    )
-    parser.add_argument("directory", metavar="DIR", help="directory of the run (its --out)")
-    parser.add_argument(
-        "--reference", metavar="DIR", help="run to compare with, usually the one without failures"
-    )
-    options = parser.parse_args(arguments)
-    try:
-        print(write_report(options.directory, reference=options.reference))
-    except (LogError, ExtraMissingError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

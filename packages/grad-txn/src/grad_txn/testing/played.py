@@ -8,14 +8,29 @@ the losses of the run without failures.
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from grad_txn.events import EventLog
-from grad_txn.schedule import At, Kill
-from workload_policy import Decision, Plan, SurvivorRecord, policy_named
+from grad_txn.failures.places import At
+from grad_txn.failures.schedule import Kill
+from grad_txn.log.events import EventLog
+from grad_txn.log.lines import (
+    ExitLine,
+    ExtendLine,
+    FailureLine,
+    InjectLine,
+    Line,
+    RepairLine,
+    RestoreLine,
+    StartLine,
+    StepLine,
+)
+from workload_policy import Decision, Plan, Policy, agreed_table, load_policy
 
-__all__ = ["play_run"]
+__all__ = ["LEFT", "play_run"]
+
+LEFT = os.EX_TEMPFAIL
+"""The exit code of a rank that its guard has ended, as a guard leaves it behind."""
 
 _MICROBATCH = 0.03
 _SYNC = 0.02
@@ -41,7 +56,7 @@ def play_run(
 
     Args:
         out: Directory of the run; its logs are appended to.
-        policy: Name of the policy that decides.
+        policy: The policy that decides, as `workload_policy.load_policy` names it.
         replicas: Replicas in this run's world. With `resume` they may be fewer or more than the
             first run had; the batch stays that of the plan.
         grad_accum: Microbatches per replica and step at the start of the first run.
@@ -56,54 +71,71 @@ def play_run(
     Returns:
         The plan of the step after the last one committed.
     """
-    chooser = policy_named(policy)
+    chooser = load_policy(policy)
     if resume is None:
         plan = chooser.start(replicas=replicas, grad_accum=grad_accum)
     else:
-        plan = chooser.advance(resume, range(replicas))
-    world = [divmod(rank, replica_size) for rank in range(replicas * replica_size)]
-    job = _Job(plan=plan, run=run, begin=begin, clock=begin, replica_size=replica_size)
-    job.logs = {rank: EventLog(out, rank, clock=lambda: job.clock) for rank in range(len(world))}
-    job.living = set(range(replicas))
-    for rank, (replica, position) in enumerate(world):
-        job.logs[rank].write(
-            "start",
-            run=run, rank=rank, replica=replica, position=position, replicas=plan.replicas,
-            grad_accum=plan.grad_accum, replica_size=replica_size,
-            global_batch=plan.global_batch, policy=policy, first_step=plan.step, steps=steps,
-            tokens_per_microbatch=_TOKENS, seed=0, detection="deferred", staging="out_of_place",
-            host="node0", pid=1000 + rank,
-        )  # fmt: skip
+        plan = chooser.relayout(resume, range(replicas))
+    job = _Job(policy=chooser, plan=plan, clock=begin, living=set(range(replicas)))
+    places = [
+        (replica, position) for replica in range(replicas) for position in range(replica_size)
+    ]
+    for rank, (replica, position) in enumerate(places):
+        log = EventLog(out, rank, clock=lambda: job.clock)
+        job.ranks.setdefault(replica, []).append(_Rank(number=rank, log=log))
+        log.write(
+            StartLine(
+                run=run,
+                rank=rank,
+                replica=replica,
+                position=position,
+                replicas=plan.replicas,
+                living=replicas,
+                grad_accum=plan.grad_accum,
+                replica_size=replica_size,
+                global_batch=plan.global_batch,
+                policy=plan.policy,
+                promise=chooser.promise,
+                first_step=plan.step,
+                steps=steps,
+                tokens_per_microbatch=_TOKENS,
+                staging="no-copy",
+                host="node0",
+                pid=1000 + rank,
+                about={"seed": 0},
+            )
+        )
     due = sorted(kills, key=lambda kill: kill.step)
     for step in range(plan.step, steps if stop is None else stop):
-        job.play_step([kill for kill in due if kill.step == step], chooser.name)
+        job.play_step([kill for kill in due if kill.step == step])
     if stop is None:
         job.finish()
-    for log in job.logs.values():
-        log.close()
+    for ranks in job.ranks.values():
+        for one in ranks:
+            one.log.close()
     return job.plan
 
 
 @dataclass(kw_only=True)
+class _Rank:
+    number: int
+    log: EventLog
+
+
+@dataclass(kw_only=True)
 class _Job:
+    """What the ranks of a job share; `ranks` is replica -> its ranks by position."""
+
+    policy: Policy
     plan: Plan
-    run: str
-    begin: float
     clock: float
-    replica_size: int
-    logs: dict[int, EventLog] = field(default_factory=dict)
-    living: set[int] = field(default_factory=set)
+    living: set[int]
+    ranks: dict[int, list[_Rank]] = field(default_factory=dict)
     unseen: list[Kill] = field(default_factory=list)
     waiting: list[Kill] = field(default_factory=list)
     epoch: int = 0
 
-    def ranks(self, replica: int) -> range:
-        return range(replica * self.replica_size, (replica + 1) * self.replica_size)
-
-    def survivors(self) -> Iterable[EventLog]:
-        return (self.logs[rank] for replica in sorted(self.living) for rank in self.ranks(replica))
-
-    def play_step(self, kills: Sequence[Kill], policy: str) -> None:
+    def play_step(self, kills: Sequence[Kill]) -> None:
         began = self.clock
         self.clock += _MICROBATCH * max(len(ids) for ids in self.plan.assigned.values()) + _SYNC
         # Who dies right before the commit has given its part: the step stands.
@@ -113,100 +145,129 @@ class _Job:
                 self.kill(kill)
         self.waiting += [kill for kill in kills if kill.at.in_recovery]
         if self.unseen:
-            self.recover(policy)
+            self.recover()
             for kill in self.waiting:
                 self.kill(kill)
-                self.recover(policy)
+                self.recover()
             self.waiting.clear()
         plan = self.plan
-        loss = 2.5 * 0.97**plan.step + sum(
-            _noise(i) for ids in plan.committed_ids.values() for i in ids
-        ) / max(plan.total, 1)
         for kill in stands:
             if kill.at is At.BEFORE_COMMIT:
                 self.kill(kill)
         for replica in sorted(self.living):
-            self.logs[self.ranks(replica)[0]].write(
-                "step",
-                step=plan.step, epoch=self.epoch, loss=loss, grad_norm=1 + 1 / (plan.step + 1),
-                replica=replica, replicas=len(plan.members), contributions=plan.contributions,
-                ids=plan.committed_ids, roles={m: r.label for m, r in plan.roles.items()},
-                total=plan.total, boundary=plan.boundary, extra=plan.extra,
-                seconds=self.clock - began, tokens=plan.total * _TOKENS,
-            )  # fmt: skip
+            self.ranks[replica][0].log.write(
+                StepLine(
+                    step=plan.step,
+                    epoch=self.epoch,
+                    loss=_loss(plan),
+                    grad_norm=1 + 1 / (plan.step + 1),
+                    replica=replica,
+                    living=len(plan.members),
+                    contributions=plan.contributions,
+                    ids=plan.committed_ids,
+                    roles={member: role.label for member, role in plan.roles.items()},
+                    total=plan.total,
+                    boundary=plan.boundary,
+                    extra=plan.extra,
+                    seconds=self.clock - began,
+                    tokens=plan.total * _TOKENS,
+                    stacks=plan.depth,
+                )
+            )
         for kill in stands:
             if kill.at.committed:
                 self.kill(kill)
-        _, self.plan = policy_named(policy).commit(plan)
+        _, self.plan = self.policy.advance(plan)
 
     def kill(self, kill: Kill) -> None:
-        self.logs[self.ranks(kill.replica)[kill.rank]].write(
-            "inject",
-            step=kill.step, at=kill.at, replica=kill.replica, position=kill.rank,
-            bucket=kill.bucket, microbatch=kill.microbatch,
-        )  # fmt: skip
-        peers = [rank for rank in self.ranks(kill.replica) if rank % self.replica_size != kill.rank]
+        victim = self.ranks[kill.replica][kill.position]
+        victim.log.write(
+            InjectLine(
+                step=kill.step,
+                at=kill.at,
+                replica=kill.replica,
+                position=kill.position,
+                bucket=kill.bucket,
+                microbatch=kill.microbatch,
+            )
+        )
+        peers = [rank for rank in self.ranks[kill.replica] if rank is not victim]
         self.clock += _GUARD if peers else 0.0
         for rank in peers:
-            self.logs[rank].write("exit", code=75, reason="a peer died")
+            rank.log.write(ExitLine(code=LEFT, reason="a peer died"))
         self.living.discard(kill.replica)
         self.unseen.append(kill)
 
-    def recover(self, policy: str) -> None:
+    def recover(self) -> None:
         """Detect, repair, record, decide, restore, extend."""
-        plan = self.plan
-        table = [
-            SurvivorRecord(
-                replica=replica,
-                role=plan.roles[replica],
-                contributed=len(plan.assigned[replica]),
-                microbatch=0,
-            )
-            for replica in sorted(self.living)
-        ]
-        decision = policy_named(policy).on_failure(plan, table)
-        ranks = sorted({self.ranks(kill.replica)[kill.rank] for kill in self.unseen})
+        dead = {kill.replica for kill in self.unseen}
+        decision = self.policy.on_failure(self.plan, agreed_table(self.plan, dead))
+        victims = {self.ranks[kill.replica][kill.position].number for kill in self.unseen}
+        step = self.plan.step
         self.epoch += 1
+        epoch = self.epoch
         self.unseen.clear()
         self.plan = decision.plan
-        where = {"step": plan.step, "epoch": self.epoch}
-        self.everyone("repair", 0.02, **where, detect=0.004, repair=0.013, record=0.003, rounds=1)
-        self.everyone("failure", 0.0, **where, failed_ranks=ranks, **_decided(decision))
         self.everyone(
-            "restore", 0.012, **where, mode=decision.restore.value, buckets=3, seconds=0.002,
-            rereduce=0.0 if decision.boundary else 0.01,
+            0.02,
+            RepairLine(
+                step=step, epoch=epoch, detect=0.004, repair=0.013, record=0.003, rounds=1,
+                complete=False,
+            ),
         )  # fmt: skip
-        if decision.extra:
-            most = max(map(len, decision.extra.values()))
+        self.everyone(0.0, _failure(decision, epoch=epoch, ranks=sorted(victims)))
+        self.everyone(
+            0.012,
+            RestoreLine(
+                step=step, epoch=epoch, mode=decision.restore.value, buckets=3, seconds=0.002,
+                rereduce=0.0 if decision.boundary else 0.01,
+            ),
+        )  # fmt: skip
+        if decision.extra_ids:
+            most = max(map(len, decision.extra_ids.values()))
             self.everyone(
-                "extend", most * _MICROBATCH + _SYNC, **where, microbatches=most,
-                seconds=most * _MICROBATCH, rereduce=_SYNC,
+                most * _MICROBATCH + _SYNC,
+                ExtendLine(
+                    step=step, epoch=epoch, microbatches=most, seconds=most * _MICROBATCH,
+                    rereduce=_SYNC,
+                ),
             )  # fmt: skip
 
-    def everyone(self, event: str, lasts: float, **fields: object) -> None:
+    def everyone(self, lasts: float, line: Line) -> None:
+        """Have all survivors write a line after that many seconds."""
         self.clock += lasts
-        for log in self.survivors():
-            log.write(event, **fields)
+        for replica in sorted(self.living):
+            for rank in self.ranks[replica]:
+                rank.log.write(line)
 
     def finish(self) -> None:
         for replica in sorted(self.living):
-            for position, rank in enumerate(self.ranks(replica)):
+            for position, rank in enumerate(self.ranks[replica]):
                 digest = hashlib.sha256(f"{self.plan.cursor} {position}".encode()).hexdigest()
-                self.logs[rank].write(
-                    "exit", code=0, step=self.plan.step - 1, reason="finished", parameters=digest
+                rank.log.write(
+                    ExitLine(code=0, reason="finished", step=self.plan.step - 1, parameters=digest)
                 )
 
 
-def _decided(decision: Decision) -> Mapping[str, object]:
-    return {
-        "failed": decision.failed,
-        "boundary": decision.boundary,
-        "restore": decision.restore.value,
-        "promoted": decision.promoted,
-        "extra": decision.extra,
-        "queued": decision.queued,
-        "contributions": decision.plan.contributions,
-    }
+def _failure(decision: Decision, *, epoch: int, ranks: Sequence[int]) -> FailureLine:
+    return FailureLine(
+        step=decision.plan.step,
+        epoch=epoch,
+        failed=decision.failed,
+        failed_ranks=ranks,
+        boundary=decision.boundary,
+        restore=decision.restore.value,
+        promoted=decision.promoted,
+        extra_ids=decision.extra_ids,
+        queued=decision.queued,
+        contributions=decision.plan.contributions,
+        recounted=decision.recounted,
+    )
+
+
+def _loss(plan: Plan) -> float:
+    ids = [i for some in plan.committed_ids.values() for i in some]
+    return 2.5 * 0.97**plan.step + sum(map(_noise, ids)) / max(plan.total, 1)
 
 
 def _noise(microbatch: int) -> float:

@@ -1,0 +1,413 @@
+"""What the judge must never let pass: corruptions of a log that is good before."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grad_txn.failures import At, Kill
+from grad_txn.log.verify import verify
+from grad_txn.testing.played import play_run
+
+pytestmark = pytest.mark.timeout(60)
+
+Log = dict[int, list[dict[str, Any]]]
+
+KILLS = (
+    Kill(step=2, replica=0, at=At.DURING_SYNC),
+    Kill(step=5, replica=2, at=At.DURING_SYNC),
+    Kill(step=7, replica=3, at=At.AFTER_COMMIT),
+)
+"""Of 5 replicas with 2 ranks, 8 steps: a boundary, a promotion, and a death no step follows."""
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    out = tmp_path_factory.mktemp("good")
+    play_run(out, replicas=5, replica_size=2, kills=KILLS)
+    return load(out)
+
+
+def load(out: Path) -> Log:
+    return {
+        int(path.stem): [json.loads(line) for line in path.read_text().splitlines()]
+        for path in (out / "events").iterdir()
+    }
+
+
+def save(log: Log, out: Path) -> None:
+    (out / "events").mkdir()
+    for rank, events in log.items():
+        text = "".join(json.dumps(event) + "\n" for event in events)
+        (out / "events" / f"{rank}.jsonl").write_text(text)
+
+
+def copied(log: Log) -> Log:
+    return {rank: json.loads(json.dumps(events)) for rank, events in log.items()}
+
+
+# Each corruption is one that a bug, a bad disk or a cheat could cause.
+
+
+def find(log: Log, event: str, rank: int, **fields: object) -> dict[str, Any]:
+    return next(
+        e
+        for e in log[rank]
+        if e["event"] == event and all(e.get(name) == value for name, value in fields.items())
+    )
+
+
+def all_of(log: Log, event: str, **fields: object) -> list[dict[str, Any]]:
+    return [
+        e
+        for events in log.values()
+        for e in events
+        if e["event"] == event and all(e.get(name) == value for name, value in fields.items())
+    ]
+
+
+def drop(event: str, rank: int | None = None, **fields: object) -> Callable[[Log], None]:
+    def mutate(log: Log) -> None:
+        doomed = all_of(log, event, **fields)
+        assert doomed
+        for name, events in log.items():
+            if rank in (None, name):
+                log[name] = [e for e in events if not any(e is d for d in doomed)]
+
+    return mutate
+
+
+def change(
+    event: str, rank: int | None = None, /, where: dict[str, Any] | None = None, **values: Any
+) -> Callable[[Log], None]:
+    def mutate(log: Log) -> None:
+        if rank is None:
+            changed = all_of(log, event, **(where or {}))
+        else:
+            changed = [find(log, event, rank, **(where or {}))]
+        assert changed
+        for e in changed:
+            e.update({k: v(e[k]) if callable(v) else v for k, v in values.items()})
+
+    return mutate
+
+
+def recount(log: Log) -> None:
+    """One microbatch is dropped, and every number agrees that it was."""
+    for e in all_of(log, "step", step=3):
+        e["ids"]["1"].pop()
+        e["contributions"]["1"] -= 1
+        e["total"] -= 1
+
+
+def same_id_twice(log: Log) -> None:
+    for e in all_of(log, "step", step=3):
+        e["ids"]["1"][0] = e["ids"]["4"][0]
+
+
+def old_id(log: Log) -> None:
+    old = find(log, "step", 2, step=0)["ids"]["0"][0]
+    for e in all_of(log, "step", step=3):
+        e["ids"]["1"][0] = old
+
+
+def skipped_id(log: Log) -> None:
+    for e in all_of(log, "step", step=6):
+        e["ids"]["1"][0] = 10_000
+
+
+def negative_id(log: Log) -> None:
+    for e in all_of(log, "step", step=3):
+        e["ids"]["1"][0] = -1
+
+
+def unlisted_ids(log: Log) -> None:
+    for e in all_of(log, "step", step=3):
+        e["contributions"]["1"] -= 1
+        e["contributions"]["4"] += 1
+
+
+def dead_contributor(log: Log) -> None:
+    for e in all_of(log, "step", step=3):
+        e["contributions"]["0"] = e["contributions"].pop("1")
+        e["ids"]["0"] = e["ids"].pop("1")
+
+
+def ghost(log: Log) -> None:
+    log[0].append(find(log, "step", 2, step=3) | {"replica": 0})
+
+
+def twice(log: Log) -> None:
+    log[2].append(find(log, "step", 2, step=7))
+
+
+def foreign(log: Log) -> None:
+    moved = find(log, "step", 2, step=7)
+    log[2].remove(moved)
+    log[8].append(moved)
+
+
+def gap(log: Log) -> None:
+    drop("step", step=4)(log)
+
+
+def no_start(log: Log) -> None:
+    del log[2][0]
+
+
+def nobody_left(log: Log) -> None:
+    for e in all_of(log, "failure", epoch=2):
+        e.update(failed=[1, 2, 3, 4], failed_ranks=[2, 4, 6, 8])
+
+
+def zombie(log: Log) -> None:
+    log[0].append(find(log, "failure", 2, epoch=2))
+
+
+def swap_epochs(log: Log) -> None:
+    for e in all_of(log, "failure"):
+        e["epoch"] = 3 - e["epoch"]
+
+
+def missing_file(log: Log) -> None:
+    del log[3]
+
+
+def missing_leader(log: Log) -> None:
+    log[2] = log[2][:1]
+
+
+def extra_file(log: Log) -> None:
+    log[10] = [log[9][0] | {"rank": 10, "replica": 5, "position": 0}]
+
+
+def unnoticed(log: Log) -> None:
+    inject = find(log, "inject", 0)
+    log[2].append(inject | {"replica": 1, "step": 3})
+
+
+def two_in_one(log: Log) -> None:
+    for rank in (6, 7):
+        log[rank][0]["replica"] = 2
+
+
+def change_places(log: Log) -> None:
+    """Of replicas 2 and 3 both leaders say that they are the other one."""
+    log[4][0]["replica"], log[6][0]["replica"] = 3, 2
+
+
+CORRUPTIONS: dict[str, tuple[Callable[[Log], None], str]] = {
+    "a microbatch less": (recount, "step 3: total 39, sum of contributions 39, number of ids 39"),
+    "total too small": (change("step", where={"step": 3}, total=39), "step 3: total 39, sum of"),
+    "an id twice in a step": (same_id_twice, r"step 3: id \d+ committed before, by replica 1 in"),
+    "an id of an earlier step": (old_id, "step 3: id 0 committed before, by replica 0 in step 0"),
+    "an id left behind": (skipped_id, r"step 6: id \d+ was left behind"),
+    "a negative id": (negative_id, "step 3: id -1 is below 0"),
+    "contributions without ids": (unlisted_ids, r"step 3: replica 1 contributed \d+ but lists"),
+    "a dead contributor": (dead_contributor, "step 3: replica 0 contributed while dead"),
+    "wrong count of the living": (
+        change("step", where={"step": 3}, living=5),
+        "step 3: living is 5, 4 were alive",
+    ),
+    "wrong epoch": (change("step", where={"step": 3}, epoch=0), "epoch is 0, the last failure"),
+    "a loss of its own": (
+        change("step", 2, where={"step": 3}, loss=lambda x: x + 1e-15),
+        "step 3: loss is ",
+    ),
+    "a norm of its own": (change("step", 2, where={"step": 3}, grad_norm=1), "grad_norm is "),
+    "ids in another order": (
+        change("step", 8, where={"step": 3}, ids=lambda ids: ids | {"1": ids["1"][::-1]}),
+        "step 3: ids is ",
+    ),
+    "a role of its own": (change("step", 8, where={"step": 3}, roles={}), "step 3: roles is "),
+    "a step of the dead": (ghost, "replica 0 committed step 3 after its death"),
+    "a step twice": (twice, "step 7 committed twice by replica 1"),
+    "a step in another's log": (foreign, "step line of replica 1 in another's log"),
+    "a missing step": (gap, "step 5 follows, step 4 is missing"),
+    "a missing step of one": (drop("step", 2, step=4), "replica 1 has no line for step 4"),
+    "a missing last step of one": (drop("step", 2, step=7), "replica 1 has no line for step 7"),
+    "missing last steps of all": (drop("step", step=7), "exit after step 7, the log says 6"),
+    "no step": (drop("step"), "no step was committed"),
+    "no start": (no_start, "step event before any start line"),
+    "no failure line of one": (drop("failure", 2, epoch=1), "no failure line of epoch 1"),
+    "no failure line of all": (drop("failure", epoch=1), "replica 0 has no line for step 2"),
+    "another victim": (change("failure", 2, failed=[1], failed_ranks=[2]), "failed is "),
+    "another decision": (change("failure", 2, boundary=False), "boundary is true, but false in"),
+    "another extra": (
+        change("failure", 9, extra_ids={}),
+        "failure of step 2: extra_ids is ",
+    ),
+    "wrong ranks": (change("failure", where={"epoch": 1}, failed_ranks=[2]), "are not ranks of"),
+    "named twice": (change("failure", where={"epoch": 1}, failed=[0, 0]), "must name each replica"),
+    "nobody failed": (
+        change("failure", where={"epoch": 1}, failed=[]),
+        "are not ranks of replicas",
+    ),
+    "died twice": (change("failure", where={"epoch": 2}, failed=[0]), "replica 0 reported dead"),
+    "unknown victim": (change("failure", where={"epoch": 2}, failed=[9]), "replica 9 reported"),
+    "nobody left": (nobody_left, "no replica survived"),
+    "an epoch again": (change("failure", where={"epoch": 2}, epoch=1), "second failure line of"),
+    "epoch 0": (change("failure", where={"epoch": 1}, epoch=0), "epoch 0 does not follow epoch 0"),
+    "epochs out of order": (swap_epochs, "epoch 2 is at step 2, before 5"),
+    "the dead report": (zombie, "failure event after the rank killed itself"),
+    "reports its own death": (
+        change("failure", where={"epoch": 1}, failed=[1], failed_ranks=[2]),
+        "replica 1 reports its own death",
+    ),
+    "a death nobody noticed": (unnoticed, "replica 1 was killed at step 3, nobody noticed"),
+    "missing file": (missing_file, "rank 3 has no start line, its log is missing"),
+    "a file cut at a line": (missing_leader, "replica 1 has no line for step 0"),
+    "a file too many": (extra_file, "rank 10 in a world of 10 ranks"),
+    "file of another rank": (
+        change("start", 4, rank=3),
+        "rank is 3, this file belongs to rank 4",
+    ),
+    "another batch": (
+        change("start", global_batch=41),
+        "global_batch is 41, replicas . grad_accum is 40",
+    ),
+    "another batch of one": (
+        change("start", 2, global_batch=48),
+        "global_batch is 48, other ranks",
+    ),
+    "another policy of one": (change("start", 2, policy="exact"), "policy is 'exact', other ranks"),
+    "another promise of one": (
+        change("start", 2, promise="none"),
+        "promise is 'none', other ranks started with 'batch'",
+    ),
+    "a promise nobody knows": (
+        change("start", promise="best effort"),
+        "promise is 'best effort', the judge knows exact, batch, none",
+    ),
+    "no promise": (lambda log: find(log, "start", 2).pop("promise"), "start event without 'prom"),
+    "no replicas": (change("start", replicas=0), "replicas is 0, below 1"),
+    "nobody living": (change("start", living=0), "living is 0, below 1"),
+    "more living than there are": (
+        change("start", living=6),
+        "rank 10 has no start line, its log is missing",
+    ),
+    "fewer living than there are": (change("start", living=4), "rank 8 in a world of 8 ranks"),
+    "another living of one": (change("start", 2, living=4), "living is 4, other ranks"),
+    "a position held twice": (
+        change("start", 5, position=0),
+        r"5.jsonl:1: position 0 of replica 2 is taken by \S*4.jsonl:1",
+    ),
+    "a position that is none": (change("start", 5, position=2), "a replica has positions 0 to 1"),
+    "a replica below 0": (change("start", 5, replica=-1), "replica is -1, below 0"),
+    "a replica too many": (
+        change("start", 5, replica=7),
+        "replicas 0, 1, 2, 3, 4, 7 started, living is 5",
+    ),
+    "two replicas in one": (two_in_one, "position 0 of replica 2 is taken by"),
+    "ranks that changed places": (change_places, "step line of replica 2 in another's log"),
+    "a dead rank nobody knows": (
+        change("failure", where={"epoch": 1}, failed_ranks=[99]),
+        r"failed_ranks \[99\] are not ranks of",
+    ),
+    "no exit": (drop("exit", 2), "rank 2 survived, but has 0 exit lines"),
+    "no exit at all": (drop("exit"), "rank 2 survived, but has 0 exit lines"),
+    "bad exit": (change("exit", 2, code=1, reason="stuck"), "rank 2 ended with code 1: stuck"),
+    "other parameters": (change("exit", 9, parameters="0" * 64), "parameters differ from those"),
+    "no digest": (change("exit", 2, parameters=None), "exit without a digest"),
+    "another last step": (change("exit", 2, step=6), "exit after step 6, the log says 7"),
+    "a field is missing": (lambda log: find(log, "step", 2).pop("ids"), "step event without 'ids'"),
+    "a text for a number": (change("step", 2, total="40"), "step event with total = '40'"),
+    "true for a number": (change("step", 2, total=True), "step event with total = 'True'"),
+    "ids that are no list": (change("step", 2, ids={"1": 3}), "step event with ids = "),
+    "replicas that are no numbers": (change("step", 2, contributions={"a": 3}), "contributions ="),
+    "a replica written oddly": (change("step", 2, contributions={"01": 3}), "contributions ="),
+}
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_a_corruption_is_detected(tmp_path: Path, good: Log, name: str) -> None:
+    mutate, expected = CORRUPTIONS[name]
+    log = copied(good)
+    mutate(log)
+    save(log, tmp_path)
+    problems = verify(tmp_path).problems
+    assert any(re.search(expected, problem) for problem in problems), problems
+    assert all("\n" not in problem for problem in problems)
+
+
+def test_the_log_is_good_before_it_is_corrupted(tmp_path: Path, good: Log) -> None:
+    save(copied(good), tmp_path)
+    verdict = verify(tmp_path)
+    assert verdict.problems == ()
+    assert (verdict.failures, verdict.lost, verdict.survivors) == (2, ((0, 2),), (1, 4))
+
+
+@pytest.mark.parametrize("last", [1, 40, 1500])
+def test_a_torn_file_is_refused_by_name_and_line(tmp_path: Path, good: Log, last: int) -> None:
+    save(copied(good), tmp_path)
+    path = tmp_path / "events" / "2.jsonl"
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-last])
+    lines = raw[:-last].count(b"\n") + 1
+    assert verify(tmp_path).problems == (
+        f"{path}:{lines}: torn line, the file ends in the middle of it",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "empty, it needs at least a start line"),
+        (b'{"event": \n', ":1: torn or invalid line"),
+        (b"\xff\xfe\n", ":1: torn or invalid line"),
+        (b"3\n", ":1: not an event but a int"),
+        (b'{"time": 1}\n', ":1: an event without 'event'"),
+        (b'{"event": 1, "time": 1}\n', ":1: 1 event with event = '1'"),
+        (b'{"event": "any"}\n', ":1: any event without 'time'"),
+        (b'{"event": "any", "time": 1}\n', ":1: any event before any start line"),
+    ],
+)
+def test_what_is_no_log_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "0.jsonl").write_bytes(content)
+    (found,) = verify(tmp_path).problems
+    assert problem in found
+
+
+def test_every_deleted_line_that_carries_evidence_is_missed(tmp_path: Path, good: Log) -> None:
+    """Of a survivor's log no start, step, failure or exit can go without being noticed."""
+    rank = 2
+    for index, event in enumerate(good[rank]):
+        if event["event"] not in ("start", "step", "failure", "exit"):
+            continue
+        out = tmp_path / str(index)
+        out.mkdir()
+        log = copied(good)
+        del log[rank][index]
+        save(log, out)
+        assert not verify(out).holds, event
+
+
+def test_two_start_lines_of_one_run_are_refused(tmp_path: Path, good: Log) -> None:
+    log = copied(good)
+    log[2].append(log[2][0])
+    save(log, tmp_path)
+    assert "second start line of run first" in verify(tmp_path).problems[0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "problem"),
+    [
+        ("static", "step 3: id 96 was left behind"),
+        ("exact", "step 3: exact has to commit ids 96 to 127; id 96 is missing"),
+    ],
+)
+def test_ids_that_change_places_between_steps_are_noticed(
+    tmp_path: Path, policy: str, problem: str
+) -> None:
+    """Every count is right and every id committed once, and still it is not the promised batch."""
+    play_run(tmp_path / "run", policy=policy)
+    log = load(tmp_path / "run")
+    for rank in log:
+        earlier, later = (find(log, "step", rank, step=step)["ids"]["0"] for step in (3, 4))
+        earlier[0], later[0] = later[0], earlier[0]
+    save(log, tmp_path)
+    assert any(problem in found for found in verify(tmp_path).problems)
