@@ -131,7 +131,7 @@ CUDA_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 # --- Others'.
 
 OMP_NUM_THREADS: Final = "OMP_NUM_THREADS"
-"""Threads of a rank's kernels. `ulfmrun` divides the host's cores among the ranks if it is unset."""
+"""Threads of a rank's kernels; unset, `ulfmrun` divides the host's cores among the ranks."""
 SLURM_JOB_NODELIST: Final = "SLURM_JOB_NODELIST"
 """The nodes of a Slurm allocation, as `scontrol show hostnames` takes them."""
 SLURM_TASKS_PER_NODE: Final = "SLURM_TASKS_PER_NODE"

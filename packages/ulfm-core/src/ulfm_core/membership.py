@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from operator import itemgetter
 from typing import Self
 
@@ -53,7 +54,7 @@ class Membership:
 
     def __post_init__(self) -> None:
         ranks = [rank for rank, _ in self.seats]
-        if any(rank >= other for rank, other in zip(ranks, ranks[1:], strict=False)):
+        if any(rank >= other for rank, other in pairwise(ranks)):
             raise UsageError(f"the ranks {ranks} of a membership do not go up: sort them")
         taken: dict[Seat, int] = {}
         for rank, seat in self.seats:

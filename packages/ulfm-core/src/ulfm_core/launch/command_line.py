@@ -7,126 +7,27 @@ does not support fault tolerance.
 """
 
 import argparse
-import contextlib
 import importlib.util
 import os
-import random
-import re
 import shlex
-import shutil
 import signal
-import socket
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from ulfm_core._channel import ENVIRONMENT
+from ulfm_core import environment
+from ulfm_core.codes import BAD_INPUT, FINISHED, ended_by
 from ulfm_core.errors import UsageError
-from ulfm_core.mpirun import Mpirun, find_mpirun, mpirun_options
-from ulfm_core.supervise import Outcome, Patience, supervise
+from ulfm_core.launch.hosts import answering, parse_hosts, slurm_hosts
+from ulfm_core.launch.job import Job
+from ulfm_core.launch.mpirun import Mpirun, find_mpirun
+from ulfm_core.launch.roster import Outcome, Patience
+from ulfm_core.launch.supervise import supervise
+from ulfm_core.membership import whole_replicas
 
-__all__ = ["Host", "Job", "main"]
-
-_FIRST_PORT, _LAST_PORT = 15_000, 32_768  # from the latter on Linux gives ports away by itself
-# Passed on to other hosts where they are set: what finds Python's modules and libraries.
-_PATHS = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Host:
-    """A host and how many ranks it takes."""
-
-    name: str
-    slots: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """What to start.
-
-    Attributes:
-        ranks: The number of ranks.
-        program: `[-m] PROGRAM ARGS`.
-        replica_size: Ranks in a replica, each replica its own world to torch; 0 for one world.
-        hosts: Where, in rank order; empty for this host alone, or for what Slurm has allocated.
-        nodes: The nodes of a Slurm allocation, in rank order; they only name rank 0s to others.
-        transport: `tcp` or `sm`.
-        detector: Whether heartbeats are watched.
-        rsh: The command that runs a command on another host.
-        mpi_args: Further words for mpirun.
-        initial_ranks: The ranks of the first start.
-        restart: How often the job has been started again.
-    """
-
-    ranks: int
-    program: tuple[str, ...]
-    replica_size: int = 0
-    hosts: tuple[Host, ...] = ()
-    nodes: tuple[Host, ...] = ()
-    transport: str = "tcp"
-    detector: bool = False
-    rsh: str = "ssh"
-    mpi_args: tuple[str, ...] = ()
-    initial_ranks: int = 0
-    restart: int = 0
-
-    def placed(self) -> tuple[Host, ...]:
-        """Return the hosts that get ranks, each with how many; empty if all are on this host."""
-        left = self.ranks
-        placed = []
-        for host in self.hosts or self.nodes:
-            taken = min(left, host.slots)
-            left -= taken
-            if taken:
-                placed.append(Host(name=host.name, slots=taken))
-        return tuple(placed)
-
-    @property
-    def remote(self) -> str:
-        """A host of the job that is not this one, or ""."""
-        return next((host.name for host in self.placed() if not _is_here(host.name)), "")
-
-    def variables(self) -> dict[str, str]:
-        """Return the variables that every rank needs to find its place."""
-        replicas = self.ranks // self.replica_size if self.replica_size else 1
-        widest = max((host.slots for host in self.placed()), default=self.ranks)
-        variables = {
-            "ULFM_INITIAL_WORLD_SIZE": str(self.initial_ranks or self.ranks),
-            "ULFM_MASTER_PORT": str(_free_ports(replicas)),
-            "ULFM_RESTART": str(self.restart),
-        }
-        if "OMP_NUM_THREADS" not in os.environ:  # else mpirun's ranks take every core each
-            variables["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // widest))
-        if self.replica_size:
-            variables["ULFM_REPLICA_SIZE"] = str(self.replica_size)
-        if self.remote:
-            variables["ULFM_HOSTS"] = ",".join(f"{h.name}:{h.slots}" for h in self.placed())
-        if os.geteuid() == 0:
-            variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        return variables
-
-    def command(self, mpirun: Mpirun, variables: Iterable[str]) -> list[str]:
-        """Return mpirun's command line; `variables` names those that every rank is to get."""
-        words = [str(mpirun.path), "-n", str(self.ranks)]
-        words += mpirun_options(transport=self.transport, detector=self.detector)
-        if self.hosts:
-            words += ["--host", ",".join(f"{host.name}:{host.slots}" for host in self.placed())]
-            words += ["--map-by", "slot"]
-            if self.remote:
-                words += ["--mca", "plm_rsh_agent", self.rsh]
-        elif self.nodes:
-            words += ["--map-by", "slot"]
-        else:
-            words += ["--map-by", "slot:OVERSUBSCRIBE"]  # more ranks than cores is fine here
-        paths = [name for name in _PATHS if self.remote and name in os.environ]
-        for name in (*variables, *paths):
-            words += ["-x", name]
-        words += self.mpi_args
-        return [*words, sys.executable, "-m", "ulfm_core._bootstrap", *self.program]
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        job = _job(options, os.environ)
+        job = _job(options)
         mpirun = find_mpirun(options.mpirun)
         if mpirun.problem:
             raise UsageError(mpirun.problem)
@@ -146,12 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         variables = job.variables()
         assignments = [f"{name}={value}" for name, value in variables.items()]
         print(shlex.join(["env", *assignments, *job.command(mpirun, variables)]))
-        return 0
+        return FINISHED
     patience = Patience(leftover=options.grace, straggler=options.straggler_grace)
     try:
         return _run(job, mpirun, patience, restarts=options.max_restarts)
     except KeyboardInterrupt:  # between two starts; during one it goes to the job
-        return 128 + signal.SIGINT
+        return ended_by(signal.SIGINT)
 
 
 def _run(job: Job, mpirun: Mpirun, patience: Patience, *, restarts: int) -> int:
@@ -159,7 +60,7 @@ def _run(job: Job, mpirun: Mpirun, patience: Patience, *, restarts: int) -> int:
     while True:
         variables = job.variables()
         outcome = supervise(
-            job.command(mpirun, [*variables, ENVIRONMENT]),
+            job.command(mpirun, [*variables, environment.ULFMRUN_CHANNEL]),
             size=job.ranks,
             environment={**os.environ, **variables},
             remote=job.remote,
@@ -182,10 +83,10 @@ def _next_start(job: Job, outcome: Outcome) -> Job | None:
     """Return the job to start after this outcome, or None if that would not help."""
     if outcome.finished or outcome.interrupted:
         return None
-    hosts = _answering(job.hosts, job.rsh)
+    hosts = answering(job.hosts, job.rsh)
     ranks = min(job.ranks, sum(host.slots for host in hosts)) if job.hosts else job.ranks
     if job.replica_size:
-        ranks -= ranks % job.replica_size
+        ranks = job.replica_size * whole_replicas(ranks, job.replica_size)
     if ranks == 0 or (outcome.started == 0 and hosts == job.hosts):
         return None
     return replace(
@@ -197,33 +98,10 @@ def _next_start(job: Job, outcome: Outcome) -> Job | None:
     )
 
 
-def _answering(hosts: Sequence[Host], rsh: str) -> tuple[Host, ...]:
-    """Return the hosts that still run a command within ten seconds."""
-
-    def answers(host: Host) -> bool:
-        if _is_here(host.name):
-            return True
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            command = [*shlex.split(rsh), host.name, "true"]
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
-            )
-            if done.returncode == 0:
-                return True
-        print(f"ulfmrun: {host.name} does not answer; going on without it", file=sys.stderr)
-        return False
-
-    if not hosts:
-        return ()
-    with ThreadPoolExecutor(max_workers=32) as pool:
-        answered = pool.map(answers, hosts)
-    return tuple(host for host, up in zip(hosts, answered, strict=True) if up)
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         # One line: the whole usage above a message hides the message.
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(BAD_INPUT, f"{self.prog}: {message}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -296,14 +174,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _job(options: argparse.Namespace, environment: Mapping[str, str]) -> Job:
+def _job(options: argparse.Namespace) -> Job:
     """Check the options against each other and the machine.
 
     Raises:
         UsageError: Something cannot be started.
     """
-    hosts = _parse_hosts(options.hosts) if options.hosts else ()
-    nodes = _slurm_nodes(environment) if not hosts else ()
+    hosts = parse_hosts(options.hosts) if options.hosts else ()
+    nodes = slurm_hosts() if not hosts else ()
     slots = sum(host.slots for host in hosts or nodes)
     ranks = options.n if options.n is not None else slots
     if options.n is None and not slots:
@@ -345,70 +223,3 @@ def _program(options: argparse.Namespace) -> tuple[str, ...]:
     if not Path(name).is_file():
         raise UsageError(f"no such script: {name!r} (a module needs -m before it)")
     return tuple(options.program)
-
-
-def _parse_hosts(text: str) -> tuple[Host, ...]:
-    hosts = []
-    for part in text.split(","):
-        name, colon, slots = part.strip().partition(":")
-        if not name or (colon and not slots.isdecimal()) or slots == "0":
-            raise UsageError(f"--hosts {text!r}: {part!r} is not NAME or NAME:RANKS")
-        hosts.append(Host(name=name, slots=int(slots or 1)))
-    names = [host.name for host in hosts]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"--hosts {text!r}: {name} is there twice; add its ranks up")
-    return tuple(hosts)
-
-
-def _slurm_nodes(environment: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the nodes of the Slurm allocation that this process is in, if it is in one."""
-    listed = environment.get("SLURM_JOB_NODELIST")
-    if not listed:
-        return ()
-    scontrol = shutil.which("scontrol")
-    if scontrol is None:
-        raise UsageError("SLURM_JOB_NODELIST is set but there is no scontrol; name --hosts instead")
-    names = subprocess.run(
-        [scontrol, "show", "hostnames", listed],
-        capture_output=True, text=True, timeout=30, check=False,
-    ).stdout.split()  # fmt: skip
-    # Slurm writes tasks per node as 4(x2),3: two nodes with 4 tasks, one with 3.
-    counts = [
-        int(tasks)
-        for tasks, times in re.findall(
-            r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_TASKS_PER_NODE", "")
-        )
-        for _ in range(int(times or 1))
-    ]
-    if not names or len(names) != len(counts):
-        raise UsageError(
-            f"SLURM_JOB_NODELIST={listed} and SLURM_TASKS_PER_NODE="
-            f"{environment.get('SLURM_TASKS_PER_NODE', '')} do not match; name --hosts instead"
-        )
-    return tuple(Host(name=n, slots=c) for n, c in zip(names, counts, strict=True))
-
-
-def _is_here(host: str) -> bool:
-    own = socket.gethostname()
-    return host in {"localhost", "127.0.0.1", own, own.partition(".")[0]}
-
-
-def _free_ports(count: int) -> int:
-    """Return the first of `count` ports in a row that are free on this host right now.
-
-    From below those that the system gives away by itself: until torch listens there, the job's own
-    connections might have taken one of these.
-    """
-    room = _LAST_PORT - _FIRST_PORT - count
-    for _ in range(100 if room > 0 else 0):
-        first = _FIRST_PORT + random.randrange(room)
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for offset in range(count):
-                stack.enter_context(socket.socket()).bind(("", first + offset))
-            return first
-    raise UsageError(f"found no {count} free ports in a row for torch's stores")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
