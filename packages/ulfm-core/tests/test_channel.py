@@ -3,13 +3,12 @@ import queue
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any, TypeAlias
 
 import pytest
 
-from ulfm_core import _channel
-
-Inbox: TypeAlias = "queue.SimpleQueue[dict[str, Any]]"
+from ulfm_core.environment import ULFMRUN_CHANNEL
+from ulfm_core.launch.channel import Channel, Inbox
+from ulfm_core.rank import report as reporting
 
 
 @pytest.fixture
@@ -18,22 +17,21 @@ def inbox() -> Inbox:
 
 
 @pytest.fixture
-def channel(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[_channel.Channel]:
-    channel = _channel.Channel(inbox)
-    monkeypatch.setenv(_channel.ENVIRONMENT, channel.address)
+def channel(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Channel]:
+    channel = Channel(inbox)
+    monkeypatch.setenv(ULFMRUN_CHANNEL, channel.address)
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "7")
-    monkeypatch.setattr(_channel, "_connection", None)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "8")
+    monkeypatch.setattr(reporting, "_connection", None)
     yield channel
-    if _channel._connection is not None:
-        _channel._connection.close()
+    if reporting._connection is not None:
+        reporting._connection.close()
     channel.close()
 
 
-def test_reports_arrive_in_order_with_who_sent_them(
-    channel: _channel.Channel, inbox: Inbox
-) -> None:
-    assert _channel.report("start")
-    assert _channel.report("progress", step=3, path=os.curdir)
+def test_reports_arrive_in_order_with_who_sent_them(channel: Channel, inbox: Inbox) -> None:
+    assert reporting.report("start")
+    assert reporting.report("progress", step=3, path=os.curdir)
     first, second = inbox.get(timeout=5), inbox.get(timeout=5)
     assert first == {
         "kind": "start", "rank": 7, "host": socket.gethostname(), "pid": os.getpid()
@@ -42,36 +40,36 @@ def test_reports_arrive_in_order_with_who_sent_them(
     assert second["step"] == 3
 
 
-def test_end_of_the_process_is_news(channel: _channel.Channel, inbox: Inbox) -> None:
+def test_end_of_the_process_is_news(channel: Channel, inbox: Inbox) -> None:
     child = os.fork()
     if child == 0:
-        _channel.report("start")
+        reporting.report("start")
         os._exit(0)
     os.waitpid(child, 0)
     assert inbox.get(timeout=5)["pid"] == child
     assert inbox.get(timeout=5) == {"kind": "gone", "rank": 7, "pid": child}
 
 
-def test_forked_child_speaks_for_itself(channel: _channel.Channel, inbox: Inbox) -> None:
-    _channel.report("start")
+def test_forked_child_speaks_for_itself(channel: Channel, inbox: Inbox) -> None:
+    reporting.report("start")
     child = os.fork()
     if child == 0:
-        _channel.report("progress", step=1)
+        reporting.report("progress", step=1)
         os._exit(0)
     os.waitpid(child, 0)
     assert {inbox.get(timeout=5)["pid"] for _ in range(3)} == {os.getpid(), child}
-    assert _channel.report("exit", code=0)
+    assert reporting.report("exit", code=0)
     assert inbox.get(timeout=5)["pid"] == os.getpid()
 
 
-def test_what_cannot_be_sent_does_not_end_the_talk(channel: _channel.Channel, inbox: Inbox) -> None:
-    assert not _channel.report("progress", text="x" * (1 << 17))
-    assert not _channel.report("progress", text={(1, 2): 3})
-    assert _channel.report("progress", step=1)
+def test_what_cannot_be_sent_does_not_end_the_talk(channel: Channel, inbox: Inbox) -> None:
+    assert not reporting.report("progress", text="x" * (1 << 17))
+    assert not reporting.report("progress", text={(1, 2): 3})
+    assert reporting.report("progress", step=1)
     assert inbox.get(timeout=5)["step"] == 1
 
 
-def test_strangers_are_not_heard(channel: _channel.Channel, inbox: Inbox) -> None:
+def test_strangers_are_not_heard(channel: Channel, inbox: Inbox) -> None:
     host, port, _ = channel.address.rsplit(":", 2)
     with socket.create_connection((host, int(port))) as stranger:
         stranger.sendall(b'wrong token\n{"kind": "start", "rank": 0, "pid": 1}\n')
@@ -79,7 +77,7 @@ def test_strangers_are_not_heard(channel: _channel.Channel, inbox: Inbox) -> Non
         inbox.get(timeout=0.3)
 
 
-def test_half_a_line_is_not_a_message(channel: _channel.Channel, inbox: Inbox) -> None:
+def test_half_a_line_is_not_a_message(channel: Channel, inbox: Inbox) -> None:
     host, port, token = channel.address.rsplit(":", 2)
     with socket.create_connection((host, int(port))) as rank:
         rank.sendall(f'{token}\n{{"kind": "start", "rank": 1, "pid": 5}}\n{{"kind'.encode())
@@ -88,16 +86,16 @@ def test_half_a_line_is_not_a_message(channel: _channel.Channel, inbox: Inbox) -
 
 
 def test_without_ulfmrun_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(_channel.ENVIRONMENT, raising=False)
-    assert not _channel.report("start")
+    monkeypatch.delenv(ULFMRUN_CHANNEL, raising=False)
+    assert not reporting.report("start")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1:token", "no-such-host.invalid:1:t", "nonsense"])
 def test_never_raises(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr(_channel, "_connection", None)
-    monkeypatch.setenv(_channel.ENVIRONMENT, address)
-    assert not _channel.report("start")
-    assert _channel.ENVIRONMENT not in os.environ
+    monkeypatch.setattr(reporting, "_connection", None)
+    monkeypatch.setenv(ULFMRUN_CHANNEL, address)
+    assert not reporting.report("start")
+    assert ULFMRUN_CHANNEL not in os.environ
 
 
 def test_a_deaf_ulfmrun_costs_two_seconds_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,11 +106,11 @@ def test_a_deaf_ulfmrun_costs_two_seconds_once(monkeypatch: pytest.MonkeyPatch) 
         for other in others:
             other.setblocking(False)
             other.connect_ex(deaf.getsockname())
-        monkeypatch.setattr(_channel, "_connection", None)
-        monkeypatch.setenv(_channel.ENVIRONMENT, f"127.0.0.1:{deaf.getsockname()[1]}:token")
+        monkeypatch.setattr(reporting, "_connection", None)
+        monkeypatch.setenv(ULFMRUN_CHANNEL, f"127.0.0.1:{deaf.getsockname()[1]}:token")
         start = time.monotonic()
-        assert not _channel.report("start")
-        assert not _channel.report("exit", code=0)
+        assert not reporting.report("start")
+        assert not reporting.report("exit", code=0)
         assert time.monotonic() - start < 3
         for other in others:
             other.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ulfm_core import launch
+from ulfm_core.launch import command_line as launch
 from ulfm_core.testing import run_ranks
 
 SLURM = ("SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS")
@@ -74,7 +74,7 @@ def test_dry_run_has_the_options_that_hold(capsys: pytest.CaptureFixture[str], s
         "-x ULFM_MASTER_PORT",
     ):
         assert option in line
-    assert words[-5:-3] == ["-m", "ulfm_core._bootstrap"]
+    assert words[-5:-3] == ["-m", "ulfm_core.launch.bootstrap"]
     assert words[-3:] == [script, "--steps", "3 4"]
     assert variables["ULFM_INITIAL_WORLD_SIZE"] == "8"
     assert "mpi_ft_detector" not in line

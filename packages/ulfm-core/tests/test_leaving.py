@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ulfm_core.mpirun import find_mpirun, mpirun_options
+from ulfm_core.launch.mpirun import find_mpirun, mpirun_options
 from ulfm_core.testing import JobResult, run_ranks
 
 PROGRAM = Path(__file__).parent / "programs" / "leaving.py"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ulfm_core.mpirun import find_mpirun
+from ulfm_core.launch.mpirun import find_mpirun
 from ulfm_core.testing import run_ranks
 
 PROGRAM = Path(__file__).parent / "programs" / "misuse.py"

@@ -30,7 +30,7 @@ def program(tmp_path: Path) -> Program:
 
 PREAMBLE = """
 import os, signal, sys, time
-from ulfm_core._channel import report
+from ulfm_core.rank.report import report
 from ulfm_core.testing import say
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 
@@ -128,7 +128,7 @@ def test_an_exception_fails_the_job_and_is_shown(program: Program) -> None:
     job = run_ranks(program("assert rank != 1, 'rank one is wrong'"), 3)
     assert job.returncode == 1
     assert job.stderr.count("AssertionError: rank one is wrong") == 1
-    assert "_bootstrap" not in job.stderr
+    assert "bootstrap" not in job.stderr
     assert job.stderr.strip().splitlines()[-1] == "ulfmrun: rank 1 failed, exit code 1"
 
 

@@ -1,4 +1,4 @@
-# The native core, bound in src/native/bind_*.cpp. `world` says what its parts mean.
+# The native core, bound in src/native/bindings/register_*.cpp. `world` says what its parts mean.
 
 import enum
 from collections.abc import Callable, Sequence
@@ -89,18 +89,17 @@ class World:
         self,
         handle: int,
         *,
-        replica_size: int,
+        seats: Sequence[tuple[int, int]],
         detection: Detection,
         wait_limit: float,
         recovery_limit: float,
         communicators: bool,
+        guard_exit_code: int,
     ) -> None: ...
     @property
     def rank(self) -> int: ...
     @property
     def initial_size(self) -> int: ...
-    @property
-    def replica_size(self) -> int: ...
     @property
     def epoch(self) -> int: ...
     @property

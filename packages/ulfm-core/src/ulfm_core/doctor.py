@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from ulfm_core.errors import UsageError
-from ulfm_core.mpirun import GOOD_VERSION, Mpirun, find_mpirun
+from ulfm_core.launch.mpirun import GOOD_VERSION, Mpirun, find_mpirun
 from ulfm_core.testing import run_ranks
 
 __all__ = ["Finding", "examine", "main"]

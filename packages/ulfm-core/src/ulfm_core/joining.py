@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import re
 
-from ulfm_core import _keeper, leaving
-from ulfm_core._channel import report
-from ulfm_core.errors import NotLaunchedError, UlfmError, UnsupportedMPIError, UsageError
+from ulfm_core import environment, leaving
+from ulfm_core.codes import CONDEMNED
+from ulfm_core.errors import UlfmError, UnsupportedMPIError, UsageError
+from ulfm_core.membership import Membership
+from ulfm_core.rank import keeper
+from ulfm_core.rank.report import report
 from ulfm_core.world import Detection, World
 
 __all__ = ["init"]
@@ -33,8 +35,9 @@ def init(
     Args:
         replica_size: Ranks in a replica; divides the number of ranks.
         detection: `deferred`: failures surface from the reductions, one agreement closes a step.
-            `guarded`: every collective first makes sure that all are there (the order of ReCoVer,
-            Algorithm 2). The results are the same.
+            `guarded`: every collective first makes sure, by a barrier and what is known of deaths,
+            that all of its group are there (the order of ReCoVer, Algorithm 2). The results are the
+            same.
         wait_limit: Seconds a collective or agreement may take, for peers that compute meanwhile,
             and for all to come here. Longer than any step limit, or a peer that hangs takes those
             who wait for it along.
@@ -61,23 +64,11 @@ def init(
     for name, value in (("wait_limit", wait_limit), ("recovery_limit", recovery_limit)):
         if not value > 0:
             raise UsageError(f"{name} {value} is not positive: every wait has a bound")
-    if "OMPI_COMM_WORLD_SIZE" not in os.environ:
-        raise NotLaunchedError(
-            "this process is not a rank of an MPI job: start the program with"
-            " `ulfmrun -n N program.py`"
-        )
-    # `mpirun --with-ft ulfm` passes this on; MPI's tool interface would tell too, but initialising
-    # it lowers the thread level of Open MPI 5.0.
-    enabled = os.environ.get("OMPI_MCA_mpi_ft_enable", "0")  # noqa: SIM112 - MPI's spelling
-    if enabled.lower() not in {"1", "true", "yes"}:
+    membership = Membership.initial(environment.size(), replica_size)
+    if not environment.fault_tolerant():
         raise UnsupportedMPIError(
             "MPI was started without fault tolerance: use ulfmrun, or `mpirun --with-ft ulfm`"
             " (ulfm-doctor says more)"
-        )
-    size = int(os.environ["OMPI_COMM_WORLD_SIZE"])
-    if replica_size < 1 or size % replica_size:
-        raise UsageError(
-            f"replica size {replica_size} does not divide the {size} ranks of this job"
         )
     handle = _load_mpi(wait_limit)
     try:
@@ -94,23 +85,24 @@ def init(
     try:
         native = _core.World(
             handle,
-            replica_size=replica_size,
+            seats=[(seat.replica, seat.position) for _, seat in membership.seats],
             detection=getattr(_core.Detection, detection.upper()),
             wait_limit=float(wait_limit),
             recovery_limit=float(recovery_limit),
             communicators=bool(communicators),
+            guard_exit_code=CONDEMNED,
         )
     except RuntimeError as error:
         raise UlfmError(str(error)) from error
-    world = World(native)
+    world = World(native, membership)
     # With one rank a replica nobody else is condemned by a death.
-    if replica_size > 1:
-        first = world.replica * replica_size
-        native.guard.watch([r for r in range(first, first + replica_size) if r != world.rank])
-    page = _keeper.page()
+    peers = [rank for rank in membership.ranks_of(world.replica) if rank != world.rank]
+    if peers:
+        native.guard.watch(peers)
+    page = keeper.page()
     if page is not None:
         native.guard.publish(page)
-    report("joined", replica_size=replica_size)
+    report("joined", replica=world.replica, replica_size=replica_size)
     leaving.register(world)
     return world
 
@@ -123,7 +115,7 @@ def _load_mpi(seconds: float) -> int:
     # ulfmrun sets this too. Open MPI 5.0 leaves the default uninitialised (its issue 13915), and a
     # rank that reads 0 there runs an agreement without fault tolerance. For those who come with a
     # plain mpirun; read when MPI starts.
-    os.environ.setdefault("OMPI_MCA_coll_ftagree_agreement", "1")
+    environment.set_agreement()
     # MPI_Init waits for all ranks, also for one that died before it came here, and it holds the
     # interpreter's lock: only a thread that is not Python's can end it, with a traceback.
     faulthandler.dump_traceback_later(seconds, exit=True)

@@ -15,8 +15,9 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from ulfm_core import _keeper
-from ulfm_core._farewell import say_farewell
+from ulfm_core.codes import FAILED, FINISHED
+from ulfm_core.rank import keeper
+from ulfm_core.rank.farewell import say_farewell
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -27,14 +28,13 @@ __all__ = ["leave"]
 
 AGREE_SECONDS = 30.0
 FINALIZE_SECONDS = 5.0
-UNCAUGHT_EXCEPTION = 1
 
 _world: World | None = None
 _owner = 0  # the process that is the rank
-_code_at_exit = 0
+_code_at_exit = FINISHED
 
 
-def leave(code: int = 0) -> NoReturn:
+def leave(code: int = FINISHED) -> NoReturn:
     """End this process, as every rank of a job should.
 
     With code 0 the survivors first agree that all of them are done (bounded by 30 s, for a peer
@@ -47,9 +47,9 @@ def leave(code: int = 0) -> NoReturn:
         say_farewell(code)
     _flush()
     logging.shutdown()
-    if code == 0 and not _forked():
+    if code == FINISHED and not _forked():
         _part(code)
-    _keeper.end()
+    keeper.end()
     os._exit(code)
 
 
@@ -82,7 +82,7 @@ def register(world: World) -> None:
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         global _code_at_exit  # noqa: PLW0603
-        _code_at_exit = UNCAUGHT_EXCEPTION
+        _code_at_exit = FAILED
         previous(kind, error, trace)
 
     sys.excepthook = remember

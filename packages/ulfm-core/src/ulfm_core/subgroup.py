@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ulfm_core import _core
-    from ulfm_core.world import World
 
 __all__ = ["Subgroup"]
 
@@ -17,11 +16,11 @@ class Subgroup:
     Made by `World.subgroup` and passed as `among`. It is no communicator of its own: its messages
     travel in the world's, so making one costs nothing, and after the world's repair it goes on with
     those of its ranks that live. A failure seen in one of its operations interrupts the operations
-    of all subgroups, since the whole world has to repair. Its operations never agree first,
-    whatever the detection mode.
+    of all subgroups, since the whole world has to repair. Its operations never look for failures
+    first, whatever the detection mode.
     """
 
-    def __init__(self, native: _core.Subgroup, world: World) -> None:
+    def __init__(self, native: _core.Subgroup, world: _core.World) -> None:
         self._native = native
         self._world = world
 

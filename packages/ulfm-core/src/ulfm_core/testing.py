@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["JobResult", "run_ranks", "say"]
+from ulfm_core import environment
+from ulfm_core.errors import UsageError
 
-_FOLDER = "ULFM_TESTING_FOLDER"
+__all__ = ["JobResult", "run_ranks", "say"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,12 +43,17 @@ class JobResult:
 
 
 def say(**fields: Any) -> None:
-    """Add a line to what this rank hands to `run_ranks`. What was said survives a SIGKILL."""
-    rank = os.environ["OMPI_COMM_WORLD_RANK"]
+    """Add a line to what this rank hands to `run_ranks`. What was said survives a SIGKILL.
+
+    Raises:
+        UsageError: `run_ranks` has not started this job.
+    """
     line = json.dumps(fields).encode() + b"\n"
-    file = os.open(
-        Path(os.environ[_FOLDER], f"{rank}.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    )
+    folder = environment.testing_folder()
+    if folder is None:
+        raise UsageError("say() is for the ranks of a job that run_ranks() has started")
+    path = folder / f"{environment.rank()}.jsonl"
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(file, line)
     finally:
@@ -87,7 +93,7 @@ def run_ranks(
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
-                env={**os.environ, **(env or {}), _FOLDER: name},
+                env={**os.environ, **(env or {}), environment.ULFM_TESTING_FOLDER: name},
                 start_new_session=True,
             )
             try:

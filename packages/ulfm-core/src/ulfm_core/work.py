@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ulfm_core import _core
-    from ulfm_core.world import World
+    from ulfm_core.bounds import Bounds
 
 __all__ = ["Outcome", "Work"]
 
@@ -34,13 +34,13 @@ class Work:
     """A collective on its way.
 
     Attributes:
-        epoch: the world epoch it was submitted in.
+        epoch: The world epoch it was submitted in.
     """
 
-    def __init__(self, native: _core.Work, world: World) -> None:
+    def __init__(self, native: _core.Work, bounds: Bounds, epoch: int) -> None:
         self._native = native
-        self._world = world
-        self.epoch = world.epoch
+        self._bounds = bounds
+        self.epoch = epoch
 
     def __repr__(self) -> str:
         return f"<Work {self._native.name!r} epoch {self.epoch}: {self.outcome.name}>"
@@ -55,10 +55,10 @@ class Work:
         Bounded by the world's `wait_limit`: the guard ends a process whose operation stalls.
 
         Raises:
-            UlfmError: it ended by something that is no failure of a process (a bug or a misuse).
+            UlfmError: It ended by something that is no failure of a process (a bug or a misuse).
         """
         if not self._native.done():
-            with self._world.waiting():
+            with self._bounds.waiting():
                 self._native.wait()
         if self._native.fatal:
             raise UlfmError(self._native.message)
@@ -68,7 +68,7 @@ class Work:
         """Block until it has ended; raise unless it succeeded here.
 
         Raises:
-            PeerLostError: it failed or was not attempted.
+            PeerLostError: It failed or was not attempted.
         """
         outcome = self.wait()
         if outcome is not Outcome.OK:

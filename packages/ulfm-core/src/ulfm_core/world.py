@@ -12,91 +12,60 @@ application looks like (deferred detection):
 
 A local success means nothing until the consensus has passed: one rank's all-reduce may succeed
 while another's fails. In the `guarded` mode every collective first makes sure that all of its group
-are there (the paper's order), with the same results.
+are there (the paper's order, ReCoVer, Algorithm 2): by what this rank knows of deaths and a barrier
+of the group. That is no agreement, which a failure seen elsewhere could not interrupt; ranks may
+come to different answers, and the consensus decides. The results are the same.
 """
 
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from ulfm_core._channel import report
+from ulfm_core.collectives import Collectives
 from ulfm_core.errors import ReplicaCondemnedError, UsageError
-from ulfm_core.subgroup import Subgroup
-from ulfm_core.work import Work
+from ulfm_core.rank.report import report
+from ulfm_core.results import Agreement, Consensus, Repair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from mpi4py.MPI import Comm
 
     from ulfm_core import _core
+    from ulfm_core.membership import Membership
 
-__all__ = ["Agreement", "Consensus", "Detection", "Operation", "Repair", "Transport", "World"]
+__all__ = ["Detection", "World"]
 
 Detection = Literal["deferred", "guarded"]
-Operation = Literal["sum", "min", "max", "prod"]
-Transport = Literal["cuda-aware MPI", "host staging", "none"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Agreement:
-    """What one agreement over the world said: equal on every rank that returned from it."""
-
-    all_alive: bool
-    """Nobody has died since the world was last repaired."""
-    flag: bool
-    """The AND of the flags of everyone who took part."""
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Repair:
-    """What a repair left: equal on every survivor, but for the times."""
-
-    epoch: int
-    members: tuple[int, ...]
-    """Initial ranks of the survivors, in order."""
-    failed: tuple[int, ...]
-    """Initial ranks lost with this repair: the dead, and the condemned peers of their replicas."""
-    records: tuple[tuple[int, ...], ...]
-    """One row a member, in the order of `members`: what each passed as its record."""
-    rounds: int
-    """1, or more when ranks died during the repair."""
-    repair_seconds: float
-    """Revoke, shrink, fence and split."""
-    record_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Consensus:
-    """The outcome of `World.consensus`."""
-
-    agreement: Agreement
-    repair: Repair | None
-    """None when nobody was lost and every flag was true."""
-    passed: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "passed", self.repair is None)
-
-
-class World:
+class World(Collectives):
     """All ranks of the job, and this rank's cross-replica group, across failures.
 
-    The job's ranks `[k * replica_size, (k + 1) * replica_size)` form *replica* k, the unit that
-    lives or dies; with `replica_size` 1 every rank is a replica. Collectives run over the *group*:
-    the ranks at this rank's position in all living replicas. Agreements and repairs are over all
-    living ranks.
+    Ranks form *replicas*, the units that live or die: `membership` says who sits where. With one
+    rank a replica every rank is one. Collectives run over the *group*: the ranks at this rank's
+    position in all living replicas. Agreements and repairs are over all living ranks.
 
     Made by `init()`; one a process.
+
+    Attributes:
+        replica: The replica this rank belongs to.
+        position: This rank's index inside its replica.
     """
 
-    def __init__(self, native: _core.World) -> None:
-        self._native = native
+    def __init__(self, native: _core.World, membership: Membership) -> None:
+        """Take over a native world that has just been set up.
+
+        Args:
+            native: The world.
+            membership: Of all its ranks.
+        """
+        super().__init__(native)
+        self._membership = membership
         self._condemned = False
+        self.replica = membership.replica_of(native.rank)
+        self.position = membership.position_of(native.rank)
 
     def __repr__(self) -> str:
         alive = f"{len(self.members)} of {self.initial_size} alive"
@@ -116,31 +85,24 @@ class World:
         return self._native.initial_size
 
     @property
+    def membership(self) -> Membership:
+        """The living, each with its replica and position, as last agreed."""
+        return self._membership
+
+    @property
     def replica_size(self) -> int:
         """Ranks in a replica."""
-        return self._native.replica_size
+        return self._membership.replica_size
 
     @property
-    def replica(self) -> int:
-        """The replica this rank belongs to."""
-        return self.rank // self.replica_size
-
-    @property
-    def position(self) -> int:
-        """This rank's index inside its replica."""
-        return self.rank % self.replica_size
-
-    @property
-    def replicas(self) -> tuple[int, ...]:
-        """The living replicas, in order."""
-        return tuple(
-            rank // self.replica_size for rank in self.members if rank % self.replica_size == 0
-        )
+    def living(self) -> tuple[int, ...]:
+        """The living replicas, in order, as last agreed."""
+        return self._membership.living
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Initial ranks of the living, as last agreed."""
-        return tuple(self._native.members)
+        """Initial ranks of the living, in order, as last agreed."""
+        return self._membership.ranks
 
     @property
     def epoch(self) -> int:
@@ -154,7 +116,7 @@ class World:
 
     @property
     def group_size(self) -> int:
-        """Living replicas."""
+        """How many replicas are alive."""
         return self._native.group_size
 
     def known_failed(self) -> tuple[int, ...]:
@@ -176,123 +138,6 @@ class World:
         """This rank's group as an mpi4py communicator, with the same conditions as `comm`."""
         return _comm_of(self._native.application_group)
 
-    # -------------------------------------------------------------------------------------------
-    # reduce
-
-    def all_reduce(
-        self,
-        source: Any,
-        destination: Any = None,
-        *,
-        op: Operation = "sum",
-        contribute: bool = True,
-        among: Subgroup | None = None,
-    ) -> Work:
-        """Combine `source` of all group members into `destination`, bit-identical on each of them.
-
-        Args:
-            source: a contiguous buffer of float64/32/16, bfloat16, int64/32/16/8 or uint8: anything
-                with the buffer protocol, `__dlpack__` or `__cuda_array_interface__`. 16-bit floats
-                are summed in float32. Left untouched unless it is the destination.
-            destination: a buffer of the same type and size; by default the source, in place.
-                Garbage unless the outcome is OK.
-            op: how to combine.
-            contribute: False adds nothing to a sum (a spare); the source then only gives type and
-                size.
-            among: a subgroup of `World.subgroup` to run among, instead of the group.
-
-        Both buffers belong to the operation until it has ended. Collective over the group, in the
-        same order on all.
-
-        Raises:
-            TypeError: the buffer's type, or its memory, cannot be communicated.
-            ValueError: not contiguous, or the two do not match.
-            UlfmError: CUDA refused a call (device memory).
-        """
-        if op != "sum" and not contribute:
-            message = (
-                f"contribute=False with op={op!r}: only a sum can be joined without adding to it"
-            )
-            raise UsageError(message)
-        target = source if destination is None else destination
-        return Work(
-            self._native.all_reduce(
-                source,
-                target,
-                op=_native_op(op),
-                contribute=contribute,
-                among=_native_subgroup(among),
-            ),
-            self,
-        )
-
-    def broadcast(self, buffer: Any, *, root: int, among: Subgroup | None = None) -> Work:
-        """Copy `buffer` of the group member with index `root` into everyone's.
-
-        Collective over the group.
-        """
-        size = self.group_size if among is None else among.size
-        if not 0 <= root < size:
-            message = f"root {root} is not in 0..{size - 1}: roots are indices in the living group"
-            raise UsageError(message)
-        return Work(self._native.broadcast(buffer, root=root, among=_native_subgroup(among)), self)
-
-    def all_gather(self, source: Any, destination: Any, *, among: Subgroup | None = None) -> Work:
-        """Concatenate every member's `source` in `destination`, `group_size` times as long.
-
-        Collective over the group.
-        """
-        return Work(
-            self._native.all_gather(source, destination, among=_native_subgroup(among)), self
-        )
-
-    def barrier(self, *, among: Subgroup | None = None) -> Work:
-        """Done when every group member has come here. Collective over the group."""
-        return Work(self._native.barrier(among=_native_subgroup(among)), self)
-
-    def subgroup(self, ranks: Sequence[int]) -> Subgroup:
-        """Make a subgroup of these initial ranks, with indices in the order given. Local.
-
-        This rank must be one of them.
-        Its members must all make it, and call its collectives in the same order as all others that
-        they share.
-
-        Raises:
-            UsageError: a rank does not exist or is named twice, or this rank is not among them.
-        """
-        ranks = [int(rank) for rank in ranks]
-        unknown = [rank for rank in ranks if not 0 <= rank < self.initial_size]
-        if unknown:
-            raise UsageError(
-                f"rank {unknown[0]} is not in 0..{self.initial_size - 1}: subgroups are made of"
-                " initial ranks"
-            )
-        if len(set(ranks)) != len(ranks):
-            message = f"subgroup {ranks} names a rank twice"
-            raise UsageError(message)
-        if self.rank not in ranks:
-            message = f"rank {self.rank} is not in {ranks}: only its members make a subgroup"
-            raise UsageError(message)
-        from ulfm_core import _core
-
-        return Subgroup(_core.Subgroup(ranks), self)
-
-    @property
-    def device_transport(self) -> Transport:
-        """How CUDA buffers reach the network.
-
-        "cuda-aware MPI", "host staging", or "none" when there is no CUDA device here.
-        Asking initialises the CUDA driver in this process, as the first CUDA buffer does.
-        """
-        from ulfm_core import _core
-
-        names: dict[Any, Transport] = {
-            _core.Transport.NONE: "none",
-            _core.Transport.MPI: "cuda-aware MPI",
-            _core.Transport.STAGING: "host staging",
-        }
-        return names[_core.device_transport()]
-
     def quiesce(self) -> None:
         """Skip what is queued or submitted until the next repair: a failure is known. Local."""
         self._native.quiesce()
@@ -307,7 +152,7 @@ class World:
         """
         begun = time.perf_counter()
         work, result = self._native.agree(flag, leaving=False)
-        Work(work, self).wait()
+        self._work(work).wait()
         return Agreement(
             all_alive=result.all_alive, flag=result.flag, seconds=time.perf_counter() - begun
         )
@@ -320,24 +165,27 @@ class World:
         integers, as many on every rank). The epoch goes up by one. Collective over the survivors.
 
         Raises:
-            ReplicaCondemnedError: a peer of this rank's own replica is gone. Leave at once.
+            ReplicaCondemnedError: A peer of this rank's own replica is gone. Leave at once.
         """
-        before = self.members
+        before = self._membership
         work, result = self._native.repair([int(value) for value in record])
-        Work(work, self).wait()
-        members = tuple(result.members)
-        failed = tuple(sorted(set(before) - set(members)))
+        self._work(work).wait()
+        after = before.of(result.members)
+        failed = tuple(rank for rank in before.ranks if rank not in after)
         if result.condemned:
             self._condemned = True
-            message = f"replica {self.replica} lost a rank: it is no longer part of the job"
-            raise ReplicaCondemnedError(message, failed=failed, epoch=result.epoch)
-        if failed and self.rank == members[0]:
-            report(
-                "lost", ranks=list(failed)
-            )  # ulfmrun ends what is left of them: a stopped process, say
+            raise ReplicaCondemnedError(
+                f"replica {self.replica} lost a rank: it is no longer part of the job",
+                failed=failed,
+                epoch=result.epoch,
+            )
+        self._membership = after
+        if failed and self.rank == after.leader:
+            # ulfmrun ends what is left of them: a stopped process, say.
+            report("lost", ranks=list(failed))
         return Repair(
             epoch=result.epoch,
-            members=members,
+            membership=after,
             failed=failed,
             records=tuple(result.records),
             rounds=result.rounds,
@@ -356,7 +204,7 @@ class World:
         ReCoVer, Algorithm 3. Collective over the world.
 
         Raises:
-            ReplicaCondemnedError: as `repair` does.
+            ReplicaCondemnedError: As `repair` does.
         """
         agreement = self.agree(flag)
         repair = None if agreement.all_alive and agreement.flag else self.repair(record)
@@ -368,45 +216,6 @@ class World:
         Phases: revoke, shrink, fence, split, record. For progress displays and failure injection.
         """
         self._native.on_phase(call)
-
-    # -------------------------------------------------------------------------------------------
-    # bounds
-
-    def beat(self, where: str) -> None:
-        """Tell the guard that the application is alive, and where; this restarts its step limit.
-
-        Local, cheap.
-        """
-        self._native.guard.beat(where)
-
-    def set_step_limit(self, seconds: float) -> None:
-        """End this process when `seconds` pass without a `beat` while it waits for nobody.
-
-        Under `ulfmrun` the same bound holds for a process that is stopped as a whole (SIGSTOP),
-        waiting or not. 0 means no limit. Local.
-        """
-        if seconds < 0:
-            message = f"a step limit of {seconds} s is negative: give seconds, or 0 for none"
-            raise UsageError(message)
-        self._native.guard.set_step_limit(seconds)
-
-    def set_last_words(self, file: int | None, line: str = "") -> None:
-        """Have the guard write `line` to a file descriptor before it ends this process.
-
-        In it `{time}` becomes the seconds since the epoch and `{reason}` why, as within a JSON
-        string; both once at most. None: nothing is written. Local.
-        """
-        self._native.guard.set_last_words(-1 if file is None else file, line)
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Suspend the step limit: this process waits for others, and the wait limit bounds that."""
-        guard = self._native.guard
-        guard.begin_wait()
-        try:
-            yield
-        finally:
-            guard.end_wait()
 
     def _leave(self, seconds: float) -> tuple[bool, bool]:
         """Part from the others.
@@ -426,20 +235,6 @@ class World:
             return False, False
         self._native.stop()
         return True, result.all_leave
-
-
-def _native_op(op: str) -> _core.Op:
-    from ulfm_core import _core
-
-    native: _core.Op | None = getattr(_core.Op, op.upper(), None)
-    if native is None:
-        message = f"operation {op!r} is unknown: use sum, min, max or prod"
-        raise UsageError(message)
-    return native
-
-
-def _native_subgroup(among: Subgroup | None) -> _core.Subgroup | None:
-    return None if among is None else among._native  # noqa: SLF001 - the wrapper is ours
 
 
 def _comm_of(handle: int | None) -> Comm:

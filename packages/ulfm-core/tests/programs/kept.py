@@ -8,7 +8,8 @@ import time
 import numpy as np
 
 import ulfm_core
-from ulfm_core import Outcome, _keeper
+from ulfm_core import Outcome
+from ulfm_core.rank import keeper
 from ulfm_core.testing import say
 
 case = sys.argv[1]
@@ -58,7 +59,7 @@ def dead() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-say(keeper=_keeper._keeper)
+say(keeper=keeper._keeper)
 world.set_step_limit(1.5)
 world.beat("step 7, forward")
 if world.rank == 1:

@@ -4,8 +4,10 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
-#include "bindings.hpp"
+#include "register.hpp"
 #include "buffer.hpp"
 #include "device_collective.hpp"
 #include "world.hpp"
@@ -20,6 +22,13 @@ using Among = std::shared_ptr<Subgroup>;
 std::optional<std::uintptr_t> handle_of(MPI_Comm comm) {
   if (comm == MPI_COMM_NULL) return std::nullopt;
   return reinterpret_cast<std::uintptr_t>(comm);
+}
+
+// (replica, position) of every rank, in the order of the ranks.
+Seats seats_of(const std::vector<std::pair<int, int>>& pairs) {
+  std::vector<Seat> seats;
+  for (const auto& [replica, position] : pairs) seats.push_back(Seat{replica, position});
+  return Seats(std::move(seats));
 }
 
 // Ending a world waits for its threads, which may need Python's lock to end.
@@ -148,18 +157,17 @@ void register_world(py::module_& module) {
       .def_property_readonly("ranks", &Subgroup::ranks);
 
   py::class_<World, std::unique_ptr<World, DeletedWithoutGil>>(module, "World")
-      .def(py::init([](std::uintptr_t handle, int replica_size, Detection detection, double wait_limit,
-                       double recovery_limit, bool communicators) {
+      .def(py::init([](std::uintptr_t handle, const std::vector<std::pair<int, int>>& seats, Detection detection,
+                       double wait_limit, double recovery_limit, bool communicators, int guard_exit_code) {
              const py::gil_scoped_release release;
-             return std::unique_ptr<World, DeletedWithoutGil>(new World(reinterpret_cast<MPI_Comm>(handle), replica_size,
-                                                                        detection, Limits{wait_limit, recovery_limit},
-                                                                        communicators));
+             return std::unique_ptr<World, DeletedWithoutGil>(
+                 new World(reinterpret_cast<MPI_Comm>(handle), seats_of(seats), detection,
+                           Limits{wait_limit, recovery_limit}, communicators, guard_exit_code));
            }),
-           py::arg("handle"), py::kw_only(), py::arg("replica_size"), py::arg("detection"), py::arg("wait_limit"),
-           py::arg("recovery_limit"), py::arg("communicators"))
+           py::arg("handle"), py::kw_only(), py::arg("seats"), py::arg("detection"), py::arg("wait_limit"),
+           py::arg("recovery_limit"), py::arg("communicators"), py::arg("guard_exit_code"))
       .def_property_readonly("rank", &World::rank)
       .def_property_readonly("initial_size", &World::initial_size)
-      .def_property_readonly("replica_size", &World::replica_size)
       .def_property_readonly("epoch", &World::epoch)
       .def_property_readonly("members", &World::members)
       .def_property_readonly("group_rank", &World::group_rank)
@@ -167,8 +175,8 @@ void register_world(py::module_& module) {
       .def_property_readonly("quiesced", &World::quiesced)
       .def_property_readonly("detection", &World::detection)
       .def_property_readonly("guard", &World::guard, py::return_value_policy::reference_internal)
-      .def_property_readonly("application_world", [](const World& self) { return handle_of(self.application_world()); })
-      .def_property_readonly("application_group", [](const World& self) { return handle_of(self.application_group()); })
+      .def_property_readonly("application_world", [](const World& self) { return handle_of(self.communicators().application_world); })
+      .def_property_readonly("application_group", [](const World& self) { return handle_of(self.communicators().application_group); })
       .def("known_failed", &World::known_failed, Release())
       .def("quiesce", &World::quiesce, Release())
       .def("all_reduce", &submit_all_reduce, py::arg("source"), py::arg("destination"), py::kw_only(), py::arg("op"),

@@ -1,4 +1,4 @@
-#include "bindings.hpp"
+#include "register.hpp"
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The native part of ulfm_core: see ulfm_core.world for what to use.";

@@ -22,8 +22,9 @@ namespace ulfm {
 
 class Guard {
  public:
-  // `everyone` is a communicator that is never freed: failures are looked up in it. `identity` starts the last line.
-  Guard(MPI_Comm everyone, std::string identity);
+  // `everyone` is a communicator that is never freed: failures are looked up in it. `identity` starts the last line, and
+  // `exit_code` is what this process ends with when its guard ends it.
+  Guard(MPI_Comm everyone, std::string identity, int exit_code);
   ~Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
@@ -60,6 +61,7 @@ class Guard {
   const MPI_Comm everyone_;
   MPI_Group group_ = MPI_GROUP_NULL;
   const std::string identity_;
+  const int exit_code_;
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   bool stopping_ = false;

@@ -1,4 +1,4 @@
-#include "bindings.hpp"
+#include "register.hpp"
 #include "device.hpp"
 #include "runtime.hpp"
 

@@ -1,8 +1,8 @@
 """What every rank of `ulfmrun` runs first: its environment, then the program, then the way out.
 
-`python -m ulfm_core._bootstrap [-m] PROGRAM ARGS` sets the variables that torchrun would set, runs
-the program as `__main__`, tells `ulfmrun` with which code it ended, and leaves. It also gives the
-rank its keeper, as only a process without threads can.
+`python -m ulfm_core.launch.bootstrap [-m] PROGRAM ARGS` sets the variables that torchrun would set,
+runs the program as `__main__`, tells `ulfmrun` with which code it ended, and leaves. It also gives
+the rank its keeper, as only a process without threads can.
 """
 
 import atexit
@@ -10,7 +10,6 @@ import contextlib
 import faulthandler
 import importlib.util
 import io
-import os
 import runpy
 import signal
 import sys
@@ -20,11 +19,14 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from ulfm_core import _keeper, leaving
-from ulfm_core._channel import report
-from ulfm_core._farewell import BAD_INPUT, hold_stderr, keep_refusal, say_farewell
-from ulfm_core._parent import die_with_parent
+from ulfm_core import environment, leaving
+from ulfm_core.codes import BAD_INPUT, FAILED, FINISHED, ended_by
 from ulfm_core.errors import ReplicaCondemnedError
+from ulfm_core.membership import Membership
+from ulfm_core.rank import keeper
+from ulfm_core.rank.farewell import hold_stderr, keep_refusal, say_farewell
+from ulfm_core.rank.process import die_with_parent
+from ulfm_core.rank.report import report
 
 __all__ = ["main"]
 
@@ -33,11 +35,11 @@ _CONDEMNED_WITHIN = 1.0  # seconds from a peer's death until this rank knows of 
 
 def main() -> NoReturn:
     """Run the program that the command line names, as one rank of a job."""
-    if "OMPI_COMM_WORLD_RANK" not in os.environ:
-        sys.exit("ulfm_core._bootstrap is started by ulfmrun: ulfmrun -n N [-m] PROGRAM ARGS")
+    if not environment.is_rank():
+        sys.exit("ulfm_core.launch.bootstrap is started by ulfmrun: ulfmrun -n N [-m] PROGRAM ARGS")
     # A rank must not outlive its mpirun, or nobody would ever end it.
     die_with_parent(signal.SIGKILL)
-    _keeper.start()
+    keeper.start()
     faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Whole lines, at once: what a killed rank said is still seen, and under PYTHONUNBUFFERED,
@@ -54,29 +56,24 @@ def main() -> NoReturn:
 
 
 def _set_environment() -> None:
-    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-    world = int(os.environ["OMPI_COMM_WORLD_SIZE"])
-    size = int(os.environ.get("ULFM_REPLICA_SIZE", "0")) or world
-    replica, position = divmod(rank, size)
-    hosts = [  # the host of every rank, where there are several
-        name
-        for part in filter(None, os.environ.get("ULFM_HOSTS", "").split(","))
-        for name, _, slots in [part.rpartition(":")]
-        for _ in range(int(slots))
-    ]
-    os.environ |= {
-        "RANK": str(position),
-        "WORLD_SIZE": str(size),
-        # Of the host and not of the replica: they choose the device.
-        "LOCAL_RANK": os.environ["OMPI_COMM_WORLD_LOCAL_RANK"],
-        "LOCAL_WORLD_SIZE": os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"],
-        "MASTER_ADDR": hosts[replica * size] if hosts else "127.0.0.1",
-        "MASTER_PORT": str(int(os.environ["ULFM_MASTER_PORT"]) + replica),
-    }
+    """Tell the program its place: in its replica's world to torch, and on its host."""
+    rank, world = environment.rank(), environment.size()
+    given = environment.replica_size()
+    membership = Membership.initial(world, given or world)
+    replica, position = membership.replica_of(rank), membership.position_of(rank)
+    hosts = environment.hosts()
+    environment.set_torch_world(
+        rank=position,
+        world_size=membership.replica_size,
+        address=hosts[membership.ranks_of(replica)[0]] if hosts else "127.0.0.1",
+        port=environment.master_port() + replica,
+    )
+    # Of the host and not of the replica: they choose the device.
+    environment.set_local(rank=environment.local_rank(), size=environment.local_size())
     if hosts:
-        os.environ["ULFM_HOST"] = hosts[rank]  # as the other ranks can name it
-    if "ULFM_REPLICA_SIZE" in os.environ:
-        os.environ |= {"ULFM_REPLICA": str(replica), "ULFM_POSITION": str(position)}
+        environment.set_host(hosts[rank])
+    if given is not None:
+        environment.set_seat(replica=replica, position=position)
 
 
 def _run(command: list[str]) -> int:
@@ -94,20 +91,20 @@ def _run(command: list[str]) -> int:
             sys.path[0] = str(Path(command[0]).resolve().parent)
             runpy.run_path(command[0], run_name="__main__")
     except SystemExit as wanted:
-        if wanted.code not in (None, 0, BAD_INPUT):
+        if wanted.code not in (None, FINISHED, BAD_INPUT):
             _end_if_condemned()
         return _code(wanted)
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        return ended_by(signal.SIGINT)
     except ReplicaCondemnedError as condemned:  # no mistake of the program
-        report("lost", ranks=[int(os.environ["OMPI_COMM_WORLD_RANK"])])
-        print(f"rank {os.environ['OMPI_COMM_WORLD_RANK']}: {condemned}", file=sys.stderr)
-        return 1
+        report("lost", ranks=[environment.rank()])
+        print(f"rank {environment.rank()}: {condemned}", file=sys.stderr)
+        return FAILED
     except BaseException as error:  # noqa: BLE001 - as the interpreter itself would
         _end_if_condemned()
         _print_traceback(error)
-        return 1
-    return 0
+        return FAILED
+    return FINISHED
 
 
 def _missing(module: str) -> bool:
@@ -130,11 +127,11 @@ def _end_if_condemned() -> None:
 
 def _code(wanted: SystemExit) -> int:
     if wanted.code is None:
-        return 0
+        return FINISHED
     if isinstance(wanted.code, int):
         return wanted.code & 0xFF
     print(wanted.code, file=sys.stderr)
-    return 1
+    return FAILED
 
 
 def _print_traceback(error: BaseException) -> None:
@@ -143,7 +140,7 @@ def _print_traceback(error: BaseException) -> None:
         frames = frames.tb_next
     # In one write, or the tracebacks of several ranks run into each other.
     text = "".join(traceback.format_exception(type(error), error, frames))
-    sys.stderr.write(f"rank {os.environ['OMPI_COMM_WORLD_RANK']}: {text}")
+    sys.stderr.write(f"rank {environment.rank()}: {text}")
 
 
 def _run_exit_functions() -> None:
@@ -162,7 +159,7 @@ def _leave(code: int) -> NoReturn:
     """
     if leaving.in_world() or (code and "mpi4py.MPI" in sys.modules):
         leaving.leave(code)
-    _keeper.end()
+    keeper.end()
     sys.exit(code)
 
 

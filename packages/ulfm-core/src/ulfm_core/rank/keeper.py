@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from ulfm_core._parent import die_with_parent, name_process
+from ulfm_core.rank.process import die_with_parent, name_process
 
 __all__ = ["end", "page", "start"]
 

@@ -1,4 +1,4 @@
-"""Processes that end with the process that started them."""
+"""What Linux does for a process that asks: end it with the one that started it, give it a name."""
 
 import ctypes
 

@@ -10,7 +10,6 @@ namespace {
 
 constexpr auto period = std::chrono::milliseconds(5);
 constexpr auto frozen = std::chrono::seconds(1);  // a nap longer than this was none of the process's making
-constexpr int exit_code = 75;  // EX_TEMPFAIL: nothing is wrong with the program
 
 double seconds_since(std::chrono::steady_clock::time_point then) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - then).count();
@@ -43,7 +42,8 @@ std::string filled_in(std::string line, const std::string& reason) {
 
 }  // namespace
 
-Guard::Guard(MPI_Comm everyone, std::string identity) : everyone_(everyone), identity_(std::move(identity)) {
+Guard::Guard(MPI_Comm everyone, std::string identity, int exit_code)
+    : everyone_(everyone), identity_(std::move(identity)), exit_code_(exit_code) {
   MPI_Comm_group(everyone_, &group_);
   thread_ = std::thread([this] { run(); });
 }
@@ -197,8 +197,8 @@ void Guard::end(const std::string& reason) const {
   }
   const std::string line = identity_ + ": " + reason + "; this process ends, the others go on without it\n";
   // write() and _exit(): neither needs a lock that the stuck thread may hold.
-  if (write(STDERR_FILENO, line.data(), line.size()) < 0) _exit(exit_code);
-  _exit(exit_code);
+  [[maybe_unused]] const auto said = write(STDERR_FILENO, line.data(), line.size());
+  _exit(exit_code_);
 }
 
 }  // namespace ulfm

@@ -1,6 +1,6 @@
 #include <pybind11/stl.h>
 
-#include "bindings.hpp"
+#include "register.hpp"
 #include "guard.hpp"
 
 namespace py = pybind11;

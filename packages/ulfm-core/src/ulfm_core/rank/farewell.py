@@ -14,11 +14,11 @@ import time
 from collections import deque
 from typing import BinaryIO, TextIO
 
-from ulfm_core._channel import ENVIRONMENT, report
+from ulfm_core import environment
+from ulfm_core.codes import BAD_INPUT
+from ulfm_core.rank.report import report
 
-__all__ = ["BAD_INPUT", "hold_stderr", "keep_refusal", "say_farewell"]
-
-BAD_INPUT = 2
+__all__ = ["hold_stderr", "keep_refusal", "say_farewell"]
 
 _held: "_HeldStderr | None" = None
 _said = False
@@ -27,7 +27,7 @@ _said = False
 def hold_stderr() -> None:
     """From now on, pass `sys.stderr` on with a short delay. Without `ulfmrun`, do nothing."""
     global _held  # noqa: PLW0603 - a process has one standard error
-    if ENVIRONMENT in os.environ and _held is None:
+    if environment.channel() is not None and _held is None:
         sys.stderr = _held = _HeldStderr(sys.stderr)
 
 

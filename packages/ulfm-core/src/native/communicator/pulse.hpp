@@ -1,4 +1,4 @@
-// The pulse of a process: memory shared with its keeper (_keeper.py, which reads this layout), a process that ends this one
+// The pulse of a process: memory shared with its keeper (keeper.py, which reads this layout), a process that ends this one
 // when it stands still as a whole, its guard included.
 #pragma once
 
@@ -19,7 +19,7 @@ struct Pulse {
 };
 static_assert(offsetof(Pulse, limit) == 8 && offsetof(Pulse, current) == 16 && offsetof(Pulse, identity) == 20 &&
                   offsetof(Pulse, where) == 248 && sizeof(Pulse) == 760,
-              "_keeper.py knows this layout");
+              "keeper.py knows this layout");
 static_assert(std::atomic<double>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free,
               "a lock would not be shared between processes");
 

@@ -1,4 +1,4 @@
-#include "bindings.hpp"
+#include "register.hpp"
 #include "work.hpp"
 
 namespace py = pybind11;
