@@ -35,12 +35,12 @@ PRELOADED = (
     "torch.nn.utils._expanded_weights",
     "integrations_hsdp.training",
     "grad_txn.verify",
-    "ulfm_core._bootstrap",
-    "ulfm_core.launch",
+    "ulfm_core.launch.bootstrap",
+    "ulfm_core.launch.command_line",
     "pydoc_data.topics",
 )
 LAUNCH = "launch"
-RANK = ["-m", "ulfm_core._bootstrap"]
+RANK = ["-m", "ulfm_core.launch.bootstrap"]
 STUB = Path(__file__).with_name("rank_stub.py")
 
 
@@ -246,9 +246,9 @@ def _fork(connection: socket.socket, others: Sequence[socket.socket], python: st
 
 def _become(arguments: list[str], folder: str, environment: dict[str, str], python: str) -> int:
     """Be the process that the stub, or `Preloaded.start`, would have been."""
-    from ulfm_core import _bootstrap, launch
-    from ulfm_core._parent import die_with_parent
-    from ulfm_core.mpirun import find_mpirun
+    from ulfm_core.launch import bootstrap, command_line
+    from ulfm_core.launch.mpirun import find_mpirun
+    from ulfm_core.rank.process import die_with_parent
 
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -264,11 +264,11 @@ def _become(arguments: list[str], folder: str, environment: dict[str, str], pyth
         mpirun = find_mpirun().path  # beside the real interpreter
         sys.executable = python
         sys.argv = ["ulfmrun", *arguments[1:]]
-        return launch.main(["--mpirun", str(mpirun), *arguments[1:]])
+        return command_line.main(["--mpirun", str(mpirun), *arguments[1:]])
     assert arguments[:2] == RANK, arguments
-    sys.argv = [_bootstrap.__file__, *arguments[2:]]
+    sys.argv = [bootstrap.__file__, *arguments[2:]]
     sys.path[0] = folder
-    return _bootstrap.main()
+    return bootstrap.main()
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def two_replicas() -> list[Case]:
         first, second = next(places), OUTSIDE[(3 * number + 1) % len(OUTSIDE)]
         kills = (
             Kill(step=1, replica=number % 4, position=number % 2, at=first),
-            Kill(step=1, replica=(number + 1) % 4, rank=(number + 1) % 2, at=second),
+            Kill(step=1, replica=(number + 1) % 4, position=(number + 1) % 2, at=second),
         )
         jobs.append(four_of_two(number, *kills))
     return jobs

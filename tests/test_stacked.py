@@ -29,8 +29,7 @@ def with_kills(number: int, case: Case, *kills: Kill) -> Case:
 def hosts_of_a_type() -> list[int]:
     """Three of the six replicas that between them host all copies of one type."""
     plan = load_policy("stacked", redundancy=3).start(replicas=6, grad_accum=2)
-    assert plan.stacking is not None
-    return [replica for replica, types in plan.stacking.order.items() if 4 in types]
+    return [int(replica) for replica, types in plan.state["order"].items() if 4 in types]
 
 
 def two_deaths() -> list[Case]:

@@ -17,9 +17,11 @@ from typing import Any
 import torch.distributed as dist
 import yaml
 
+from grad_txn.programs.run import parse
 from grad_txn.programs.text import ByteText, read_text
 from integrations_3d import cpu
-from integrations_3d.options import parse, replica_size_of
+from integrations_3d.options import replica_size_of
+from integrations_3d.pretrain import PROGRAM
 
 cpu.enable()
 
@@ -37,7 +39,7 @@ class Recorded(DistributedTrainer):  # type: ignore[misc]
 
 
 def main() -> None:
-    options = parse()
+    options = parse(PROGRAM)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     replicas = dist.get_world_size() // replica_size_of(options)
     with tempfile.TemporaryDirectory() as folder:

@@ -16,14 +16,15 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+from grad_txn.programs.run import parse
 from grad_txn.programs.text import ByteText, read_text
 from integrations_hsdp.model import Block, Decoder, ModelShape
-from integrations_hsdp.options import parse
+from integrations_hsdp.pretrain import PROGRAM
 from integrations_hsdp.training import warm_up_then_cosine
 
 
 def main() -> None:
-    options = parse()
+    options = parse(PROGRAM)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     size = options.shard_size
     replicas = dist.get_world_size() // size

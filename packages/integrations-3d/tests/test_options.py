@@ -80,7 +80,9 @@ from workload_policy import ExactBatch, Stack
 class Stacking(ExactBatch):
     def start(self, *, replicas, grad_accum):
         plan = super().start(replicas=replicas, grad_accum=grad_accum)
-        stacks = {m: (Stack(shard_type=m, ids=ids, counted=True),) for m, ids in plan.assigned.items()}
+        stacks = {
+            m: (Stack(shard_type=m, ids=ids, counted=True),) for m, ids in plan.assigned.items()
+        }
         return replace(plan, stacks=stacks)
 """
 

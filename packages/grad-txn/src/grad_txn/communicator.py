@@ -1,9 +1,9 @@
 """What a transaction needs of the world below it: the seam to `ulfm_core`.
 
 Two seams, because they may be two things. `Control` knows who is there and makes all ranks agree;
-its messages are a few numbers. `Reducer` sums buckets of gradients across replicas. `ulfm_core.World`
-is both. Another data plane takes the place of the reducer alone. Tests of this package put a world
-of threads in the place of both (`grad_txn.testing.world`).
+its messages are a few numbers. `Reducer` sums buckets of gradients across replicas. A world of
+`ulfm_core` is both. Another data plane takes the place of the reducer alone. Tests of this package
+put a world of threads in the place of both (`grad_txn.testing.world`).
 """
 
 from collections.abc import Callable, Sequence

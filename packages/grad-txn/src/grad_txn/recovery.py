@@ -14,7 +14,7 @@ from grad_txn.parts import Parts, Progress
 from grad_txn.records import Record, table_of
 from ulfm_core import Repair, ReplicaCondemnedError
 from ulfm_core.codes import FAILED
-from workload_policy import Decision, Plan, Restore, WorkloadPolicyError
+from workload_policy import Decision, Restore, WorkloadPolicyError
 
 __all__ = ["Recovery", "recover", "repair"]
 
@@ -85,7 +85,8 @@ def recover(
     )
     replica, step = parts.control.replica, progress.plan.step
     parts.places.reached(At.DURING_RESTORE, step)
-    _recount(parts, progress.plan, decision)
+    # Redundant stacks whose supplier is gone count from here on.
+    parts.reserve.count(stack.shard_type for stack in decision.recounted_stacks(replica))
     extends = decision.restore is Restore.NON_BLOCKING
     begun = time.perf_counter()
     buckets = parts.staging.restore(parts.control.epoch, blocking=not extends)
@@ -158,17 +159,6 @@ def repair(
         for observer in parts.observers:
             observer.failure(failure, seconds=line.seconds)
     return decision
-
-
-def _recount(parts: Parts, plan: Plan, decision: Decision) -> None:
-    """Have redundant stacks count whose supplier is gone. Local."""
-    recounted = set(decision.recounted.get(parts.control.replica, ()))
-    if plan.stacks is not None and recounted:
-        parts.reserve.count(
-            stack.shard_type
-            for stack in plan.stacks[parts.control.replica]
-            if set(stack.ids) <= recounted
-        )
 
 
 def _failure_line(decision: Decision, repaired: Repair) -> FailureLine:

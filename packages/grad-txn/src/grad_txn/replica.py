@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 
 import ulfm_core
-from ulfm_core import Outcome, Subgroup, UlfmError, World, environment
-from ulfm_core.world import Detection
+from ulfm_core import Detection, Outcome, Subgroup, UlfmError, World, environment
 
 __all__ = ["Joined", "join", "lone_world", "of_all_ranks", "replica_world"]
 

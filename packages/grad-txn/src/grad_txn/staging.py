@@ -1,8 +1,8 @@
 """The buckets of one step: staged, reduced, and brought back when a peer has died.
 
 A `Staging` holds, for every bucket, the sum that this replica has accumulated and the sum over the
-replicas, each reduction tagged with the world epoch it ran in (ReCoVer, section 4.2). Until `divide`
-the accumulated sums can be had back:
+replicas, each reduction tagged with the world epoch it ran in (ReCoVer, section 4.2). Until
+`divide` the accumulated sums can be had back:
 
 * ``no-copy``: the reduction goes to a second buffer, so the accumulated gradient *is* the snapshot,
   and restoring costs nothing;

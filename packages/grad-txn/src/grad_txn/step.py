@@ -9,17 +9,19 @@ missing first (ReCoVer, Algorithms 1, 4 and 5).
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor
 
 from grad_txn import commit
 from grad_txn.errors import UsageError
 from grad_txn.failures.places import At
-from grad_txn.log.lines import StepLine
 from grad_txn.parts import Parts, Progress
 from grad_txn.passes import Pass
 from grad_txn.recovery import Recovery, recover, repair
+
+if TYPE_CHECKING:
+    from grad_txn.log.lines import StepLine
 
 __all__ = ["Step"]
 
@@ -97,18 +99,12 @@ class Step:
         if self._progress.broken_in is not None:
             repair(self._parts, self._progress)
         yield from self._run_redundant(compute)
-        work: Sequence[int] | None = self._first_pass()
+        work: Sequence[int] | None = self._progress.plan.primary(self._replica)
         while work is not None:
             yield from self._run(work, compute)
             work = self._close()
 
     # ------------------------------------------------------------------------------- microbatches
-
-    def _first_pass(self) -> Sequence[int]:
-        """The ids that this replica computes first, without those of redundant stacks."""
-        plan = self._progress.plan
-        ids = plan.assigned if plan.stacks is None else plan.committed_ids
-        return ids[self._replica]
 
     def _run_redundant(self, compute: Compute[Given]) -> Iterator[Given]:
         """Yield the microbatches of stacks that do not count here, and keep their gradients.

@@ -5,7 +5,6 @@ has to count from 0 within a replica, on every host. So a rank sees the devices 
 ranks on its host, and no others.
 """
 
-import os
 from collections.abc import Sequence
 
 import torch
@@ -54,11 +53,10 @@ def take_device(world: World) -> torch.device:
     Raises:
         ConfigError: There are fewer GPUs than ranks on this host.
     """
-    named = os.environ.get(environment.CUDA_VISIBLE_DEVICES)
     devices: Sequence[str] = ()
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
-        devices = named.split(",") if named else [str(device) for device in range(count)]
+        devices = environment.visible_devices() or [str(device) for device in range(count)]
     local_rank, visible = devices_of(
         world.rank,
         replica_size=world.replica_size,
@@ -66,8 +64,8 @@ def take_device(world: World) -> torch.device:
         local_size=environment.local_size(),
         devices=devices,
     )
-    os.environ[environment.LOCAL_RANK] = str(local_rank)
+    environment.set_local(rank=local_rank)
     if not devices:
         return torch.device("cpu")
-    os.environ[environment.CUDA_VISIBLE_DEVICES] = ",".join(visible)
+    environment.set_visible_devices(visible)
     return torch.device("cuda", local_rank)

@@ -1,8 +1,8 @@
 """Where the gradient of each of Nanotron's parameters lies in flat buckets.
 
-The gradients are either pieces of one contiguous float32 buffer of Nanotron's accumulator, or, where
-there is none, pieces of buffers made here, one for each type. Either is cut into buckets at the
-borders of parameters.
+The gradients are either pieces of one contiguous float32 buffer of Nanotron's accumulator, or,
+where there is none, pieces of buffers made here, one for each type. Either is cut into buckets at
+the borders of parameters.
 """
 
 from collections.abc import Iterator, Mapping

@@ -8,8 +8,8 @@ import numpy as np
 from dlpack import BFloat16, words_of
 
 import ulfm_core
-from ulfm_core.testing import say
 from ulfm_core.collectives import Operation
+from ulfm_core.testing import say
 
 world = ulfm_core.init(detection="guarded" if "guarded" in sys.argv else "deferred", wait_limit=60)
 RANK, SIZE = world.rank, world.initial_size

@@ -13,7 +13,7 @@ from grad_txn.log.observer import Observer
 from grad_txn.staging import STAGINGS
 from ulfm_core import environment
 from ulfm_core.codes import BAD_INPUT
-from workload_policy import POLICY_NAMES, Policy, PolicyNameError, load_policy
+from workload_policy import POLICY_NAMES, Policy, PolicyError, load_policy
 
 __all__ = [
     "FlagGroup",
@@ -67,8 +67,8 @@ def add_job(parser: argparse.ArgumentParser) -> FlagGroup:
         "--policy",
         default=POLICY_NAMES[0],
         metavar="NAME|module:NAME|FILE.py",
-        help=f"who redoes what: {', '.join(POLICY_NAMES)}; one of an installed package (stacked, of "
-        "spare-planner); or one of your own, see workload-policy (default: %(default)s)",
+        help=f"who redoes what: {', '.join(POLICY_NAMES)}; one of an installed package (stacked, of"
+        " spare-planner); or one of your own, see workload-policy (default: %(default)s)",
     )
     job.add_argument(
         "--redundancy",
@@ -227,14 +227,14 @@ def policy_of(options: argparse.Namespace) -> Policy:
     """Return the policy. Every rank makes its own, and all are equal.
 
     Raises:
-        PolicyNameError: There is none of this name, or its file or module cannot be used.
+        PolicyError: There is none of this name, or its file or module cannot be used.
         OptionError: It does not take the flags that were given for it.
     """
     if options.redundancy is None:
         return load_policy(options.policy)
     try:
         return load_policy(options.policy, redundancy=options.redundancy)
-    except PolicyNameError as error:
+    except PolicyError as error:
         raise OptionError(f"--redundancy {options.redundancy}: {error}") from error
 
 

@@ -28,7 +28,7 @@ from grad_txn.programs.flags import (
 )
 from ulfm_core import Membership, UsageError, environment
 from ulfm_core.codes import BAD_INPUT, FAILED, FINISHED
-from workload_policy import LayoutError, PlanError, Policy, PolicyNameError
+from workload_policy import LayoutError, PlanError, Policy, PolicyError
 
 __all__ = ["LostError", "Program", "Setting", "parse", "run", "source_of"]
 
@@ -100,7 +100,7 @@ def run(program: Program, arguments: Sequence[str] | None = None) -> int:
         if str(lost):
             print(f"pretrain: {lost}", file=sys.stderr)
         return FAILED
-    except (GradTxnError, UsageError, LayoutError, PlanError, PolicyNameError) as error:
+    except (GradTxnError, UsageError, LayoutError, PlanError, PolicyError) as error:
         if not isinstance(error, ValueError | ImportError):  # no mistake of the user's
             raise
         print(f"pretrain: {error}", file=sys.stderr)
@@ -160,7 +160,7 @@ def _start(program: Program, options: argparse.Namespace) -> Setting:
             schedule cannot be drawn; there is no such text; or the policy needs what the program
             cannot do.
         ScheduleError: A written schedule cannot be read, or does not fit.
-        PolicyNameError, LayoutError: There is no such policy, or it cannot start this job.
+        PolicyError, LayoutError: There is no such policy, or it cannot start this job.
     """
     if not environment.is_rank():
         raise OptionError(
@@ -177,8 +177,8 @@ def _start(program: Program, options: argparse.Namespace) -> Setting:
     plan = policy.start(replicas=replicas, grad_accum=options.grad_accum)
     if plan.stacks is not None and not program.redundant_stacks:
         raise OptionError(
-            f"--policy {options.policy}: {program.module} computes no redundant stacks; use static, "
-            "exact or adaptive"
+            f"--policy {options.policy}: {program.module} computes no redundant stacks; use static,"
+            " exact or adaptive"
         )
     # A schedule belongs to the first start of a job; its replicas have other numbers after a
     # restart.

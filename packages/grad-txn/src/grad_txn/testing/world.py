@@ -271,7 +271,7 @@ class RankThread:
         self._say("record")
         return Repair(
             epoch=self.epoch,
-            members=tuple(records),
+            membership=self.membership,
             failed=failed,
             records=tuple(records.values()),
             rounds=1,
