@@ -7,15 +7,13 @@ step of each in turn; see `step.py`, which does the same for replicas of one ran
 parameters once a step and reduce inside the replica once a step, in its last microbatch.
 """
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from jobs import RANKS, arguments_of, hand_back, run_job, take_turns, written
-from step import SIZES, STAGINGS, Size, decoder_of
+from jobs import RANKS, hand_back, join_gloo, run_job, take_turns
+from training import STAGINGS, Size, arguments_of, decoder_of, save_steps, step_of_ours
 
 SHARDS = 2
 BASELINE = "torch HSDP on gloo"
@@ -25,23 +23,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the jobs and write the table."""
     options = arguments_of(__doc__, arguments)
     if options.job:
-        _job(json.loads(options.job))
+        _job(options.job)
         return 0
-    rounds, sizes = (3, SIZES[:1]) if options.smoke else (options.rounds, SIZES)
     rows: list[dict[str, Any]] = []
-    for size in sizes:
+    for size in options.sizes:
         for sharding in ("fsdp2", "fsdp1"):
-            settings = {"size": asdict(size), "sharding": sharding, "rounds": rounds}
+            settings = {"size": asdict(size), "sharding": sharding, "rounds": options.rounds}
             measured = run_job(__file__, settings, transport=options.transport)
-            rows += [{"size": size.name, "sharding": sharding, **row} for row in measured]
-    written(
-        options.out / "hsdp.json",
-        rows,
-        columns={
-            name: lambda row, name=name: row[name] for name in ("size", "sharding", "variant")
-        },
-        baseline="HSDP",
-    )
+            rows += [{"model": size.name, "sharding": sharding, **row} for row in measured]
+    columns = ("model", "sharding", "variant")
+    save_steps(options.out, "hsdp", rows, columns=columns, baseline="HSDP")
     return 0
 
 
@@ -49,33 +40,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _job(settings: dict[str, Any]) -> None:
-    import torch
     import torch.distributed as dist
 
     import ulfm_core
 
     world = ulfm_core.init(replica_size=SHARDS)
-    size, rounds, sharding = Size(**settings["size"]), settings["rounds"], settings["sharding"]
-    scratch = Path(settings["scratch"])
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(scratch / "store"), RANKS)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=RANKS)
+    size = Size(**settings["size"])
+    join_gloo(world, settings)
     replicas = [dist.new_group([first, first + 1]) for first in range(0, RANKS, SHARDS)]
-    steps = {BASELINE: _plain(size, sharding)}
+    mine = replicas[world.replica]
+    steps = {BASELINE: _plain(size, settings["sharding"])}
     for staging in STAGINGS:
-        steps[staging] = _ours(
-            size, world, replicas[world.replica], sharding, staging, scratch / staging, rounds
-        )
-    rows = take_turns(world, steps, rounds, baseline=BASELINE)
-    if world.rank == 0:
-        hand_back(settings, rows)
-    world.barrier().wait()
+        steps[staging] = _ours(world, mine, size, staging=staging, settings=settings)
+    rows = take_turns(world, steps, settings["rounds"], baseline=BASELINE)
+    hand_back(world, settings, rows)
 
 
-def _mine(size: Size, position: int) -> Callable[[Any, int], Any]:
+def _mine(text: Any, size: Size, position: int) -> Callable[[int], Any]:
     """How a rank takes its rows of a microbatch: as many as the size says, of all ranks' rows."""
     rows = slice(position * size.batch, (position + 1) * size.batch)
-    return lambda text, number: (part[rows] for part in text.microbatch(number))
+    return lambda number: (part[rows] for part in text.microbatch(number))
 
 
 def _plain(size: Size, sharding: str) -> Callable[[], None]:
@@ -93,7 +77,7 @@ def _plain(size: Size, sharding: str) -> Callable[[], None]:
     mesh = init_device_mesh("cpu", (RANKS // SHARDS, SHARDS), mesh_dim_names=("replica", "shard"))
     decoder, text = decoder_of(size, ranks=SHARDS)
     replica, position = divmod(dist.get_rank(), SHARDS)
-    mine = _mine(size, position)
+    mine = _mine(text, size, position)
     model: Any = decoder
     if sharding == "fsdp1":
         model = FullyShardedDataParallel(
@@ -123,7 +107,7 @@ def _plain(size: Size, sharding: str) -> Callable[[], None]:
                 model.set_requires_gradient_sync(last)
                 model.set_reshard_after_backward(last)
             with synchronized:
-                loss = model(*mine(text, number)) / size.grad_accum
+                loss = model(*mine(number)) / size.grad_accum
                 loss.backward()
             mean += loss.detach()
         cursor += RANKS // SHARDS * size.grad_accum
@@ -140,44 +124,16 @@ def _plain(size: Size, sharding: str) -> Callable[[], None]:
 
 
 def _ours(
-    size: Size,
-    world: Any,
-    replica: Any,
-    sharding: Any,
-    staging: Any,
-    out: Path,
-    rounds: int,
+    world: Any, replica: Any, size: Size, *, staging: str, settings: dict[str, Any]
 ) -> Callable[[], None]:
-    import torch
-
-    from grad_txn.events import EventLog
-    from grad_txn.job import Job
     from integrations_hsdp.wrapping import wrap
-    from workload_policy import StaticWorld
 
     decoder, text = decoder_of(size, ranks=SHARDS)
-    gradients = wrap(decoder, group=replica, sharding=sharding, bucket_mb=size.bucket_mb)
-    optimizer = torch.optim.AdamW(gradients.model.parameters(), lr=1e-3)
-    job = Job(
-        world,
-        gradients,
-        optimizer,
-        policy=StaticWorld(),
-        grad_accum=size.grad_accum,
-        log=EventLog(out, world.rank),
-        max_norm=1.0,
-        staging=staging,
-        tokens_per_microbatch=SHARDS * size.batch * size.sequence,
+    gradients = wrap(
+        decoder, group=replica, sharding=settings["sharding"], bucket_mb=size.bucket_mb
     )
-    mine = _mine(size, world.position)
-    steps = job.steps(rounds + 1000)
-
-    def step() -> None:
-        current = next(steps)
-        for microbatch in current:
-            current.backward(gradients.model(*mine(text, microbatch)))
-
-    return step
+    mine = _mine(text, size, world.position)
+    return step_of_ours(world, gradients, mine, size, staging=staging, settings=settings)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,9 @@ A figure of a busy machine means little alone. So one job holds all variants of 
 they take turns, and what is told is the ratio of neighbours in time.
 """
 
-import argparse
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,36 +15,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "arguments_of",
-    "hand_back",
-    "markdown",
-    "quartiles",
-    "run_job",
-    "take_turns",
-    "written",
-]
+from tables import quartiles
+
+__all__ = ["RANKS", "command", "environment", "hand_back", "join_gloo", "run_job", "take_turns"]
 
 RANKS = 4
 _RESULT = "result.json"
 
 
-def arguments_of(
-    document: str | None, arguments: Sequence[str] | None = None
-) -> argparse.Namespace:
-    """Return the flags of a benchmark of steps.
+def command(*arguments: str) -> list[str]:
+    """Return the command that starts a program on four ranks.
 
     Args:
-        document: The script's docstring.
-        arguments: Its command line.
+        arguments: Flags of `ulfmrun` if any, then the program and its own arguments.
     """
-    parser = argparse.ArgumentParser(description=(document or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("bench-output"))
-    parser.add_argument("--rounds", type=int, default=40, help="counted steps of each variant")
-    parser.add_argument("--transport", default="tcp", choices=["tcp", "sm"], help="of ulfmrun")
-    parser.add_argument("--smoke", action="store_true", help="a few steps, to see that it runs")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    return [sys.executable, "-m", "ulfm_core.launch", "-n", str(RANKS), *arguments]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of such a job: a rank computes with one thread, unless told else."""
+    return {"OMP_NUM_THREADS": "1", **os.environ}
 
 
 def run_job(
@@ -65,126 +53,112 @@ def run_job(
         subprocess.TimeoutExpired: It took too long.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "ulfm_core.launch", "-n", str(RANKS)]
-        command += ["--transport", transport, script]
-        command += ["--job", json.dumps({**settings, "scratch": scratch})]
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+        job = json.dumps({**settings, "scratch": scratch})
+        line = command("--transport", transport, script, "--job", job)
+        with subprocess.Popen(line, env=environment(), start_new_session=True) as process:
             try:
                 code = process.wait(seconds)
             except BaseException:
                 os.killpg(process.pid, signal.SIGTERM)  # ulfmrun ends its ranks
                 raise
         if code:
-            raise subprocess.CalledProcessError(code, command)
+            raise subprocess.CalledProcessError(code, line)
         return json.loads(Path(scratch, _RESULT).read_text())
 
 
-def hand_back(settings: dict[str, Any], result: Any) -> None:
-    """Tell `run_job` what was measured. For rank 0 of the job."""
-    Path(settings["scratch"], _RESULT).write_text(json.dumps(result))
+def join_gloo(world: Any, settings: dict[str, Any]) -> None:
+    """Start torch's process group of all ranks on gloo, each computing with one thread.
 
-
-def take_turns(
-    world: Any, steps: Mapping[str, Callable[[], None]], rounds: int, *, baseline: str
-) -> list[dict[str, Any]]:
-    """Call the variants' steps in turn, and return a row for each. Collective over the world.
-
-    The time of a step is that of its slowest rank, its processor time that of all ranks.
+    Collective over the world.
 
     Args:
         world: An `ulfm_core.World`.
-        steps: Name -> one step of that variant.
-        rounds: Counted steps of each; two more come before.
-        baseline: Which of them the ratios are to, round by round.
+        settings: What `run_job` handed to the script.
     """
     import torch
+    import torch.distributed as dist
 
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{settings['scratch']}/store", RANKS)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=RANKS)
+
+
+def hand_back(world: Any, settings: dict[str, Any], result: Any) -> None:
+    """Tell `run_job` what rank 0 measured, and leave together. Collective over the world."""
+    if world.rank == 0:
+        Path(settings["scratch"], _RESULT).write_text(json.dumps(result))
+    world.barrier().wait()
+
+
+def take_turns(
+    world: Any,
+    variants: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    baseline: str,
+    calls: int = 1,
+    before: Callable[[], object] = lambda: None,
+    after: Callable[[str], object] = lambda _: None,
+) -> list[dict[str, Any]]:
+    """Call the variants in turn, and return a row for each. Collective over the world.
+
+    The time of a call is that from a barrier until the last rank has returned from it, its
+    processor time that of all ranks together.
+
+    Args:
+        world: An `ulfm_core.World`.
+        variants: Name -> what is compared.
+        rounds: Counted turns of each; two more come before.
+        baseline: Which of them the ratios are to, round by round.
+        calls: Calls in a turn, which is their mean.
+        before: Called before each of them, outside of the measured time.
+        after: The same after each of them, with the variant's name.
+    """
     everyone = world.subgroup(range(world.initial_size))
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    cpu_seconds: dict[str, list[float]] = {name: [] for name in steps}
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in variants}
     warm_up = 2
     for number in range(rounds + warm_up):
-        # Whoever comes first finds the caches as the last one left them: take turns.
-        names = list(steps)
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            world.barrier(among=everyone).wait()
-            begun, begun_cpu = time.perf_counter(), time.process_time()
-            steps[name]()
-            world.barrier(among=everyone).wait()
-            latest = time.perf_counter() - begun
-            spent = torch.tensor([time.process_time() - begun_cpu], dtype=torch.float64)
-            world.all_reduce(spent, among=everyone).wait()
+        for name in _from(number, list(variants)):
+            own, own_cpu = 0.0, 0.0
+            for _ in range(calls):
+                before()
+                world.barrier(among=everyone).wait()
+                begun, begun_cpu = time.perf_counter(), time.process_time()
+                variants[name]()
+                own += time.perf_counter() - begun
+                own_cpu += time.process_time() - begun_cpu
+                after(name)
+            latest = _over_ranks(world, everyone, own / calls, "max")
+            spent = _over_ranks(world, everyone, own_cpu / calls, "sum")
             if number >= warm_up:
                 seconds[name].append(latest)
-                cpu_seconds[name].append(float(spent))
-
-    def ratios(of: dict[str, list[float]], name: str) -> list[float]:
-        return [own / base for own, base in zip(of[name], of[baseline], strict=True)]
-
+                cpu_seconds[name].append(spent)
     return [
         {
             "variant": name,
             "seconds": quartiles(seconds[name])[1],
             "cpu_seconds": quartiles(cpu_seconds[name])[1],
-            "ratio": quartiles(ratios(seconds, name)),
-            "cpu_ratio": quartiles(ratios(cpu_seconds, name))[1],
+            "ratio": quartiles(_ratios(seconds[name], seconds[baseline])),
+            "cpu_ratio": quartiles(_ratios(cpu_seconds[name], cpu_seconds[baseline]))[1],
         }
-        for name in steps
+        for name in variants
     ]
 
 
-def written(
-    path: Path,
-    rows: Sequence[dict[str, Any]],
-    *,
-    columns: Mapping[str, Callable[[dict[str, Any]], str]],
-    baseline: str,
-) -> None:
-    """Print the rows of `take_turns` as a table, and write them as JSON and the table beside it.
-
-    Args:
-        path: The JSON file; its folder is made.
-        rows: What was measured.
-        columns: What to show before the figures: head -> what it says of a row.
-        baseline: What the ratios are to, in the table's head.
-    """
-    heads = [*columns, "step (ms)", "CPU (ms)"]
-    heads += [f"step / {baseline} (quartiles)", f"CPU / {baseline}"]
-    cells = []
-    for row in rows:
-        low, ratio, high = row["ratio"]
-        cells.append(
-            [
-                *(column(row) for column in columns.values()),
-                f"{1e3 * row['seconds']:.1f}",
-                f"{1e3 * row['cpu_seconds']:.1f}",
-                f"{ratio:.2f} ({low:.2f} to {high:.2f})",
-                f"{row['cpu_ratio']:.2f}",
-            ]
-        )
-    table = markdown(heads, cells)
-    print(table)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rows, indent=1))
-    path.with_suffix(".md").write_text(table + "\n")
+def _from(number: int, names: list[str]) -> list[str]:
+    """Whoever comes first finds the caches as the last one left them: it is another one's turn."""
+    first = number % len(names)
+    return names[first:] + names[:first]
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the first quartile, the median and the third one."""
-    if len(values) < 2:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
+def _over_ranks(world: Any, everyone: Any, value: float, op: str) -> float:
+    import torch
+
+    buffer = torch.tensor([value], dtype=torch.float64)
+    world.all_reduce(buffer, op=op, among=everyone).wait()
+    return float(buffer)
 
 
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, its columns wide enough to be read on a console too."""
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    lines = [heads, ["-" * width for width in widths], *rows]
-    return "\n".join(
-        "| "
-        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        + " |"
-        for line in lines
-    )
+def _ratios(own: Sequence[float], base: Sequence[float]) -> list[float]:
+    return [mine / other for mine, other in zip(own, base, strict=True)]

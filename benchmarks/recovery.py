@@ -9,7 +9,6 @@ it, a job with a checkpoint before every step loses all its ranks and is started
 seconds of a step, which it has to compute anew. Fewer checkpoints would cost it the steps since.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -22,7 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-RANKS = 4
+from jobs import RANKS, command, environment
+from tables import flags, markdown, save
+
 STEPS = 10
 KILLED_AT = (3, 6)  # steps, in each job
 PARTS = ("detect", "repair", "record", "restore", "rereduce")
@@ -31,21 +32,15 @@ FLAGS = ("-m", "integrations_hsdp.pretrain", "--grad-accum", "8", "--policy", "s
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the jobs and write the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("bench-output"))
+    parser = flags(__doc__)
     parser.add_argument("--jobs", type=int, default=6, help="with two kills each")
     parser.add_argument("--restarts", type=int, default=3, help="jobs that are started again")
-    parser.add_argument("--smoke", action="store_true", help="one of each, to see that it runs")
     options = parser.parse_args(arguments)
     jobs, restarts = (1, 1) if options.smoke else (options.jobs, options.restarts)
     kills = [row for number in range(jobs) for row in _survive(number)]
     starts = [_restart() for _ in range(restarts)]
-    table = _table(kills, starts)
-    print(table)
-    options.out.mkdir(parents=True, exist_ok=True)
-    found = {"kills": kills, "restarts": starts}
-    (options.out / "recovery.json").write_text(json.dumps(found, indent=1))
-    (options.out / "recovery.md").write_text(table + "\n")
+    figures = {"kills": kills, "restarts": starts}
+    save(options.out, "recovery", figures, _table(kills, starts))
     return 0
 
 
@@ -125,13 +120,12 @@ def _kill_all(process: subprocess.Popen[bytes], folder: str) -> dict[str, Any]:
 
 
 def _start(folder: str, *more: str, restarts: int = 0) -> subprocess.Popen[bytes]:
-    launcher = [sys.executable, "-m", "ulfm_core.launch", "-n", str(RANKS)]
-    launcher += ["--max-restarts", str(restarts)]
-    program = [*FLAGS, "--steps", str(STEPS), "--out", str(Path(folder, "run")), *more]
+    out = str(Path(folder, "run"))
+    program = [*FLAGS, "--steps", str(STEPS), "--out", out, *more]
     with Path(folder, "said").open("wb") as said:
         return subprocess.Popen(
-            launcher + program,
-            env={"OMP_NUM_THREADS": "1", **os.environ},
+            command("--max-restarts", str(restarts), *program),
+            env=environment(),
             stdout=said,
             stderr=subprocess.STDOUT,
         )
@@ -165,12 +159,13 @@ def _table(kills: Sequence[dict[str, Any]], starts: Sequence[dict[str, Any]]) ->
         values = sorted(1e3 * row[name] for row in rows)
         return f"{statistics.median(values):.0f} ({values[0]:.0f} to {values[-1]:.0f})"
 
-    lines = ["| | median (least to most), ms |", "|---|---|"]
-    lines.append(f"| SIGKILL to next commit, {len(kills)} kills | {told(kills, 'seconds')} |")
-    lines += [f"| of which {part} | {told(kills, part)} |" for part in PARTS]
-    lines.append(f"| not counted: extra microbatches | {told(kills, 'extra_compute')} |")
-    lines.append(f"| restart from a checkpoint, {len(starts)} jobs | {told(starts, 'seconds')} |")
-    return "\n".join(lines)
+    rows = [
+        [f"SIGKILL to next commit, {len(kills)} kills", told(kills, "seconds")],
+        *([f"of which {part}", told(kills, part)] for part in PARTS),
+        ["not counted: extra microbatches", told(kills, "extra_compute")],
+        [f"restart from a checkpoint, {len(starts)} jobs", told(starts, "seconds")],
+    ]
+    return markdown(["", "median (least to most), ms"], rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Reordering after a failure: spare-planner against networkx and OR-tools on the same instances.
 
-    python benchmarks/reorder.py --out bench-output
+    python benchmarks/reorder.py --out bench-output        (or: nox -s bench_planner)
 
 Groups fail one at a time, in random order, until a type is lost. spare-planner reorders after every
 failure, warm from the last order. Every so many of the failures that need a reordering, the other
@@ -9,20 +9,17 @@ stack more until it works, and the cheapest flow. They have to agree on stacks a
 the graph is part of their time; what spare-planner keeps between failures is its point.
 """
 
-import argparse
-import json
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import networkx as nx
 import numpy as np
-from jobs import markdown
 from ortools.graph.python import min_cost_flow
+from tables import flags, markdown, save
 
 from spare_planner import Stacks, place
 from spare_planner.theory import endurable_failures, patches_per_failure
@@ -38,11 +35,9 @@ Orders = Mapping[int, Sequence[int]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all shapes and write the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("bench-output"))
+    parser = flags(__doc__)
     parser.add_argument("--runs", type=int, default=5, help="runs to a wipe-out of each shape")
     parser.add_argument("--sample", type=int, default=6, help="instances of a run for the others")
-    parser.add_argument("--smoke", action="store_true", help="one small run, to see that it works")
     options = parser.parse_args(arguments)
     shapes, runs = (SMOKE_SHAPES, 1) if options.smoke else (SHAPES, options.runs)
     rows = []
@@ -50,11 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows += _measure(groups, redundancy, runs=runs, sample=options.sample)
     if not options.smoke:
         rows += _measure(*LARGE, runs=1, sample=0)
-    table = _table(rows)
-    print(table)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "reorder.json").write_text(json.dumps(rows, indent=1))
-    (options.out / "reorder.md").write_text(table + "\n")
+    save(options.out, "reorder", rows, _table(rows))
     return 0
 
 
