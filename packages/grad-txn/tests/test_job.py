@@ -370,7 +370,7 @@ def test_a_death_at_the_very_end_is_noticed_in_finish(at: At, tmp_path: Path) ->
     check(tmp_path, ends, {1, 2, 3})
     assert len(steps_of(tmp_path, 1)) == 5
     last = [line for line in lines_of(tmp_path, 1) if isinstance(line, FailureLine)][-1]
-    assert last.failed == [0]
+    assert last.failed == (0,)
 
 
 def test_down_to_the_last_one(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Times:
         self.by = 1
 
     def __call__(self, _model: object, _arguments: object, output: Any) -> Any:
-        """Return the model's output with its loss multiplied; see `Module.register_forward_hook`."""
+        """Return the model's output with its loss multiplied: a forward hook's part."""
         if isinstance(output, Mapping):
             return {**output, "loss": self(_model, _arguments, output["loss"])}
         return output * self.by if isinstance(output, Tensor) else output
