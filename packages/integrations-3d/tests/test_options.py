@@ -68,6 +68,7 @@ def test_bad_input_ends_with_one_line_and_code_2(capsys: pytest.CaptureFixture[s
 def test_ranks_make_whole_replicas(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "6")
     assert main([*NEEDED, "--tp", "2", "--pp", "2"]) == 2
     assert "6 ranks are no whole number of replicas of 4" in capsys.readouterr().err
@@ -91,6 +92,7 @@ def test_redundant_stacks_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "stacking.py").write_text(STACKING)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     policy = str(tmp_path / "stacking.py")
     assert main([*NEEDED, "--policy", policy]) == 2

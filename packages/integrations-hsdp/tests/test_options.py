@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(autouse=True)
 def outside_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMPI_COMM_WORLD_SIZE", "ULFM_RESTART"):
+    for name in ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "ULFM_RESTART"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -86,6 +86,7 @@ def test_a_policy_that_cannot_be_used_gets_one_line_and_code_2(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     assert main(arguments(tmp_path, *flags)) == 2
     said = capsys.readouterr().err
@@ -141,6 +142,7 @@ def test_outside_ulfmrun_there_is_one_line(
 def test_a_missing_text_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     assert main(arguments(tmp_path, "--text", "no-such-file")) == 2
     said = capsys.readouterr().err

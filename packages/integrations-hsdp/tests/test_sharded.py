@@ -175,6 +175,7 @@ def test_several_steps_train_as_without_fsdp(wrap: Wrap) -> None:
     for step in range(4):
         numbers = (10 * step, 10 * step + 1)
         one_pass(gradients, *numbers[: 1 + step % 2])
+        gradients.expose()
         ours.step()
         gradients.zero()
         by_hand(plain, *numbers[: 1 + step % 2])
@@ -195,6 +196,7 @@ def test_tied_frozen_and_unused_parameters(group: dist.ProcessGroup) -> None:
         model(inputs(number), sometimes).backward()
         gradients.end_microbatch()
     assert told == list(range(len(gradients.buckets)))
+    gradients.expose()
     assert isinstance(plain, Net)
     for number in (1, 2):
         plain(inputs(number), False).backward()
@@ -211,6 +213,7 @@ def test_tied_frozen_and_unused_parameters(group: dist.ProcessGroup) -> None:
     gradients.begin_microbatch(last=True, ready=told.append)
     model(inputs(3)).backward()
     gradients.end_microbatch()
+    gradients.expose()
     plain(inputs(3)).backward()
     assert plain.sometimes.weight.grad is not None
     assert isinstance(model, Net)
@@ -234,6 +237,7 @@ def test_a_module_that_only_an_early_microbatch_uses_keeps_its_gradient(
         model(inputs(number), used).backward()
         gradients.end_microbatch()
         plain(inputs(number), used).backward()
+    gradients.expose()
     for (name, ours), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
         if ours.requires_grad:
             assert ours.grad is not None
