@@ -2,6 +2,7 @@ import pytest
 
 from integrations_3d.errors import ConfigError
 from integrations_3d.placement import devices_of
+from ulfm_core import Membership
 
 EIGHT = [str(device) for device in range(8)]
 
@@ -31,9 +32,10 @@ def test_a_rank_sees_the_devices_of_its_replica_on_its_host(
     local_size: int,
     expected: tuple[int, tuple[str, ...]],
 ) -> None:
+    job = Membership.initial(48, replica_size)
     found = devices_of(
         rank,
-        replica_size=replica_size,
+        peers=job.ranks_of(job.replica_of(rank)),
         local_rank=local_rank,
         local_size=local_size,
         devices=EIGHT,
@@ -42,15 +44,15 @@ def test_a_rank_sees_the_devices_of_its_replica_on_its_host(
 
 
 def test_without_devices_ranks_are_counted_all_the_same() -> None:
-    assert devices_of(5, replica_size=4, local_rank=5, local_size=8, devices=()) == (1, ())
+    assert devices_of(5, peers=range(4, 8), local_rank=5, local_size=8, devices=()) == (1, ())
 
 
 def test_names_of_devices_are_kept() -> None:
     uuids = ["GPU-a", "GPU-b"]
-    found = devices_of(1, replica_size=1, local_rank=1, local_size=2, devices=uuids)
+    found = devices_of(1, peers=[1], local_rank=1, local_size=2, devices=uuids)
     assert found == (0, ("GPU-b",))
 
 
 def test_ranks_do_not_share_a_device() -> None:
     with pytest.raises(ConfigError, match="8 ranks on a host with 4 GPUs"):
-        devices_of(0, replica_size=4, local_rank=0, local_size=8, devices=EIGHT[:4])
+        devices_of(0, peers=range(4), local_rank=0, local_size=8, devices=EIGHT[:4])

@@ -16,13 +16,13 @@ __all__ = ["devices_of", "take_device"]
 
 
 def devices_of(
-    rank: int, *, replica_size: int, local_rank: int, local_size: int, devices: Sequence[str]
+    rank: int, *, peers: Sequence[int], local_rank: int, local_size: int, devices: Sequence[str]
 ) -> tuple[int, tuple[str, ...]]:
     """Return a rank's index among its replica's ranks on its host, and the devices of these.
 
     Args:
         rank: In the job. Ranks are laid out host by host.
-        replica_size: Ranks in a replica.
+        peers: The ranks of its replica, itself among them.
         local_rank: The rank's index on its host.
         local_size: Ranks on its host.
         devices: Of the host, as CUDA_VISIBLE_DEVICES names them; none without GPUs.
@@ -30,7 +30,7 @@ def devices_of(
     Raises:
         ConfigError: There are fewer devices than ranks.
 
-    >>> devices_of(6, replica_size=4, local_rank=6, local_size=8, devices="01234567")
+    >>> devices_of(6, peers=[4, 5, 6, 7], local_rank=6, local_size=8, devices="01234567")
     (2, ('4', '5', '6', '7'))
     """
     if devices and len(devices) < local_size:
@@ -39,10 +39,8 @@ def devices_of(
             "start fewer ranks, or name more in CUDA_VISIBLE_DEVICES"
         )
     first_here = rank - local_rank
-    first_of_replica = rank - rank % replica_size
-    first = max(first_here, first_of_replica)
-    end = min(first_here + local_size, first_of_replica + replica_size)
-    return rank - first, tuple(devices[first - first_here : end - first_here])
+    here = [peer for peer in peers if 0 <= peer - first_here < local_size]
+    return here.index(rank), tuple(devices[peer - first_here] for peer in here if devices)
 
 
 def take_device(world: World) -> torch.device:
@@ -59,7 +57,7 @@ def take_device(world: World) -> torch.device:
         devices = environment.visible_devices() or [str(device) for device in range(count)]
     local_rank, visible = devices_of(
         world.rank,
-        replica_size=world.replica_size,
+        peers=world.membership.ranks_of(world.replica),
         local_rank=environment.local_rank(),
         local_size=environment.local_size(),
         devices=devices,
