@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ulfm_core.launch import command_line as launch
+from ulfm_core import launch
 from ulfm_core.testing import run_ranks
 
 SLURM = ("SLURM_JOB_NODELIST", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS")

@@ -23,7 +23,7 @@ from ulfm_core.errors import UsageError
 from ulfm_core.launch.hosts import answering, parse_hosts, slurm_hosts
 from ulfm_core.launch.job import Job
 from ulfm_core.launch.mpirun import Mpirun, find_mpirun
-from ulfm_core.launch.roster import Outcome, Patience
+from ulfm_core.launch.roster import Patience, Verdict
 from ulfm_core.launch.supervise import supervise
 from ulfm_core.membership import whole_replicas
 
@@ -59,35 +59,35 @@ def _run(job: Job, mpirun: Mpirun, patience: Patience, *, restarts: int) -> int:
     """Run the job, and start it again for as long as nobody finishes and `restarts` allows."""
     while True:
         variables = job.variables()
-        outcome = supervise(
+        verdict = supervise(
             job.command(mpirun, [*variables, environment.ULFMRUN_CHANNEL]),
             size=job.ranks,
             environment={**os.environ, **variables},
             remote=job.remote,
             patience=patience,
         )
-        again = _next_start(job, outcome) if job.restart < restarts else None
+        again = _next_start(job, verdict) if job.restart < restarts else None
         if again is None:
-            for line in outcome.said:
+            for line in verdict.said:
                 print(line, file=sys.stderr)
-            return outcome.code
+            return verdict.code
         print(
-            f"ulfmrun: {outcome.failure}; restart {again.restart} of {restarts} with {again.ranks}"
+            f"ulfmrun: {verdict.failure}; restart {again.restart} of {restarts} with {again.ranks}"
             f" of {again.initial_ranks} ranks",
             file=sys.stderr,
         )
         job = again
 
 
-def _next_start(job: Job, outcome: Outcome) -> Job | None:
-    """Return the job to start after this outcome, or None if that would not help."""
-    if outcome.finished or outcome.interrupted:
+def _next_start(job: Job, verdict: Verdict) -> Job | None:
+    """Return the job to start after this verdict, or None if that would not help."""
+    if verdict.finished or verdict.interrupted:
         return None
     hosts = answering(job.hosts, job.rsh)
     ranks = min(job.ranks, sum(host.slots for host in hosts)) if job.hosts else job.ranks
     if job.replica_size:
         ranks = job.replica_size * whole_replicas(ranks, job.replica_size)
-    if ranks == 0 or (outcome.started == 0 and hosts == job.hosts):
+    if ranks == 0 or (verdict.started == 0 and hosts == job.hosts):
         return None
     return replace(
         job,
@@ -122,7 +122,8 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="P",
-        help="give each block of P ranks a torch world of its own (RANK, WORLD_SIZE, MASTER_*)",
+        help="give each block of P ranks a torch world of its own, by the variables that torchrun"
+        " would set",
     )
     add("--hosts", metavar="A:2,B:2", help="hosts and how many ranks each takes, in rank order")
     add("--rsh", default="ssh", metavar="COMMAND", help="how to reach them (%(default)s)")
@@ -145,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="K",
         help="when no rank finishes, start again up to K times, on the --hosts that still answer; "
-        "the program sees ULFM_RESTART and resumes from its checkpoint",
+        f"the program sees {environment.ULFM_RESTART} and resumes from its checkpoint",
     )
     add(
         "--grace",

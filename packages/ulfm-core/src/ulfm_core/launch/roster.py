@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ulfm_core.codes import BAD_INPUT, FAILED, FINISHED
 from ulfm_core.launch.channel import Message
 
-__all__ = ["Outcome", "Patience", "Rank", "Roster", "State"]
+__all__ = ["Patience", "Rank", "Roster", "State", "Verdict"]
 
 State = Literal["running", "leaving", "stopped", "lost", "dead"]
 
@@ -36,7 +36,7 @@ class Patience:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class Verdict:
     """How a job ended.
 
     Attributes:
@@ -164,7 +164,7 @@ class Roster:
             if rank.replica is not None and rank.replica in broken and rank.code is None
         ]
 
-    def verdict(self) -> Outcome:
+    def verdict(self) -> Verdict:
         """Say how the job ended, once it has."""
         heard = [self.ranks[number] for number in sorted(self.ranks.keys() - self.lost)]
         finishers = [rank for rank in heard if rank.code is not None]
@@ -188,7 +188,7 @@ class Roster:
             said.append(
                 f"ulfmrun: {len(finished)} of {self.size} ranks finished; lost: {_names(lost)}"
             )
-        return Outcome(
+        return Verdict(
             code=code,
             finished=finished,
             lost=lost,

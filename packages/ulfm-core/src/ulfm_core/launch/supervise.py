@@ -20,7 +20,7 @@ from types import FrameType
 from ulfm_core.codes import FAILED, ended_by
 from ulfm_core.environment import ULFMRUN_CHANNEL
 from ulfm_core.launch.channel import Channel, Inbox, Message
-from ulfm_core.launch.roster import Outcome, Patience, Rank, Roster, State
+from ulfm_core.launch.roster import Patience, Rank, Roster, State, Verdict
 from ulfm_core.rank.process import die_with_parent
 
 __all__ = ["supervise"]
@@ -35,7 +35,7 @@ def supervise(
     environment: Mapping[str, str],
     remote: str = "",
     patience: Patience | None = None,
-) -> Outcome:
+) -> Verdict:
     """Run mpirun to its end and say how the job ended. Call from the main thread.
 
     Args:
@@ -84,7 +84,7 @@ class _Watch:
         )
         threading.Thread(target=self._wait_for_mpirun, daemon=True).start()
 
-    def run(self, patience: Patience) -> Outcome:
+    def run(self, patience: Patience) -> Verdict:
         """Follow the job until mpirun has ended, however that has to be brought about."""
         message: Message = {}
         look_at = 0.0
@@ -101,11 +101,11 @@ class _Watch:
         self._hear_the_last_words()
         if self.signal is not None:
             said = f"ulfmrun: ended by {signal.Signals(self.signal).name}"
-            return Outcome(code=ended_by(self.signal), interrupted=True, said=(said,))
+            return Verdict(code=ended_by(self.signal), interrupted=True, said=(said,))
         if not self.roster.ranks:
             failure = f"no rank started; mpirun ended with exit code {message['code']}"
             said = f"ulfmrun: {failure}"
-            return Outcome(code=max(message["code"], FAILED), failure=failure, said=(said,))
+            return Verdict(code=max(message["code"], FAILED), failure=failure, said=(said,))
         return self.roster.verdict()
 
     def end_everything(self) -> None:

@@ -26,11 +26,10 @@ _owner = 0  # the process that _connection belongs to: a forked child needs its 
 def report(kind: str, **fields: Any) -> bool:
     """Tell `ulfmrun` something about this rank. Never raises, and takes two seconds at most.
 
-    Kinds that `ulfmrun` knows: `start`; `joined` (this rank is in a world, in the replica `replica`
-    of `replica_size` ranks);
-    `exit` (`code`, and `said`, what a refused input was answered with); `lost` (`ranks`, world
-    ranks that are out of the job, this one perhaps among them); `progress` (`step`). Others are
-    kept for the reader.
+    Kinds that `ulfmrun` knows: `start`; `joined` (this rank is in a world, in replica `replica` of
+    `replica_size` ranks); `exit` (`code`, and `said`, what a refused input was answered with);
+    `lost` (`ranks`, world ranks that are out of the job, this one perhaps among them); `progress`
+    (`step`). Others are kept for the reader.
 
     Args:
         kind: What happened.
