@@ -1,11 +1,13 @@
-"""What the root of the package offers, and that no variable is named outside its module."""
+"""What the package offers at its roots."""
 
 import importlib.metadata
-import re
-from pathlib import Path
+import subprocess
+import sys
+
+import pytest
 
 import ulfm_core
-from ulfm_core import environment
+from ulfm_core import codes, launch
 
 NAMES = [
     "Agreement",
@@ -28,6 +30,35 @@ NAMES = [
     "init",
     "leave",
 ]
+WORLD = [
+    "agree",
+    "all_gather",
+    "all_reduce",
+    "barrier",
+    "beat",
+    "broadcast",
+    "comm",
+    "consensus",
+    "device_transport",
+    "epoch",
+    "group_comm",
+    "group_rank",
+    "group_size",
+    "initial_size",
+    "known_failed",
+    "living",
+    "members",
+    "membership",
+    "on_repair_phase",
+    "quiesce",
+    "rank",
+    "repair",
+    "replica_size",
+    "set_last_words",
+    "set_step_limit",
+    "subgroup",
+    "waiting",
+]
 
 
 def test_the_names_are_these() -> None:
@@ -36,19 +67,24 @@ def test_the_names_are_these() -> None:
     assert ulfm_core.__version__ == importlib.metadata.version("ulfm-core")
 
 
-def test_every_variable_is_named_in_environment_alone() -> None:
-    variables = {
-        value
-        for name, value in vars(environment).items()
-        if name.isupper() and isinstance(value, str)
-    }
-    assert "OMPI_COMM_WORLD_RANK" in variables
-    source = Path(ulfm_core.__file__).parent
-    found = [
-        (path.name, name)
-        for path in source.rglob("*.py")
-        if path.name != "environment.py"
-        for name in re.findall(r"""["']([A-Za-z_]+)["']""", path.read_text())
-        if name in variables
-    ]
-    assert found == []
+def test_the_world_is_one_object_with_these() -> None:
+    offered = {name for name in dir(ulfm_core.World) if not name.startswith("_")}
+    assert sorted(offered) == WORLD
+
+
+def test_the_launcher_offers_these() -> None:
+    assert launch.__all__ == ["Host", "Job", "main"]
+    assert all(getattr(launch, name).__name__ == name for name in launch.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nobody'"):
+        _ = launch.nobody
+
+
+def test_the_codes_are_a_contract() -> None:
+    assert (codes.FINISHED, codes.FAILED, codes.BAD_INPUT, codes.CONDEMNED) == (0, 1, 2, 75)
+    assert codes.ended_by(15) == 143
+
+
+@pytest.mark.parametrize("heavy", ["mpi4py", "numpy", "torch", "argparse", "ulfm_core._core"])
+def test_a_rank_starts_without_what_it_does_not_need(heavy: str) -> None:
+    code = f"import sys, ulfm_core.launch.bootstrap; assert {heavy!r} not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

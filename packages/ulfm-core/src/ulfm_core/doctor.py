@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from ulfm_core import environment
 from ulfm_core.errors import UsageError
 from ulfm_core.launch.mpirun import GOOD_VERSION, Mpirun, find_mpirun
 from ulfm_core.testing import run_ranks
@@ -148,7 +149,8 @@ def _mpi4py(mpirun: Mpirun) -> Finding:
         found += ", which has no MPIX_Comm_shrink"
         return Finding(check="mpi4py", verdict="fail", found=found, fix=fix)
     if mpirun.dotted not in library:
-        fix = "let both be of one MPI: LD_LIBRARY_PATH and MPI4PY_LIBMPI choose mpi4py's"
+        choosers = f"{environment.LD_LIBRARY_PATH} and {environment.MPI4PY_LIBMPI}"
+        fix = f"let both be of one MPI: {choosers} choose mpi4py's"
         found += f", but mpirun is Open MPI {mpirun.dotted}"
         return Finding(check="mpi4py", verdict="fail", found=found, fix=fix)
     return Finding(check="mpi4py", verdict="ok", found=found)

@@ -15,10 +15,12 @@ from ulfm_core.errors import NotLaunchedError
 
 __all__ = [
     "CUDA_VISIBLE_DEVICES",
+    "LD_LIBRARY_PATH",
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
     "MASTER_ADDR",
     "MASTER_PORT",
+    "MPI4PY_LIBMPI",
     "OMPI_ALLOW_RUN_AS_ROOT",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
     "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -132,6 +134,10 @@ CUDA_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
 OMP_NUM_THREADS: Final = "OMP_NUM_THREADS"
 """Threads of a rank's kernels; unset, `ulfmrun` divides the host's cores among the ranks."""
+LD_LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
+"""Where the loader looks for libraries first, MPI's among them."""
+MPI4PY_LIBMPI: Final = "MPI4PY_LIBMPI"
+"""The MPI library that mpi4py is to load."""
 SLURM_JOB_NODELIST: Final = "SLURM_JOB_NODELIST"
 """The nodes of a Slurm allocation, as `scontrol show hostnames` takes them."""
 SLURM_TASKS_PER_NODE: Final = "SLURM_TASKS_PER_NODE"
@@ -147,7 +153,7 @@ ULFM_CORE_MPICC: Final = "ULFM_CORE_MPICC"
 """The compiler wrapper of the MPI to build against. Read by the build."""
 
 # What finds Python's modules and libraries on another host.
-_PASSED_ON = ("LD_LIBRARY_PATH", "PATH", "PYTHONPATH")
+_PASSED_ON = (LD_LIBRARY_PATH, "PATH", "PYTHONPATH")
 
 
 def is_rank() -> bool:
