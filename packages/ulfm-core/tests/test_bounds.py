@@ -82,3 +82,15 @@ def test_a_callback_cannot_wait_for_its_own_thread() -> None:
 
 def test_one_rank_is_a_world() -> None:
     assert run("one", 1).lines == {0: [{"members": [0], "failed": []}]}
+
+
+def test_a_rank_that_its_guard_ends_has_a_code_of_its_own(tmp_path: Path) -> None:
+    noted = tmp_path / "codes"
+    wrapper = tmp_path / "wrapper.py"
+    wrapper.write_text(
+        "import subprocess, sys\n"
+        f"code = subprocess.run([sys.executable, {str(PROGRAM)!r}, 'hang']).returncode\n"
+        f"open({str(noted)!r}, 'a').write(f'{{code}} ')\n"
+    )
+    job = run_ranks(wrapper, 4)
+    assert sorted(noted.read_text().split()) == ["0", "0", "0", "75"], job.stderr
