@@ -35,9 +35,9 @@ def init(
     Args:
         replica_size: Ranks in a replica; divides the number of ranks.
         detection: `deferred`: failures surface from the reductions, one agreement closes a step.
-            `guarded`: every collective first makes sure, by a barrier and what is known of deaths,
-            that all of its group are there (the order of ReCoVer, Algorithm 2). The results are the
-            same.
+            `guarded`: every collective of the group first fails if this rank knows of a death, and
+            waits in a barrier of the group otherwise (the order of ReCoVer, Algorithm 2, without
+            its agreement). One agreement closes a step there as well, and the results are the same.
         wait_limit: Seconds a collective or agreement may take, for peers that compute meanwhile,
             and for all to come here. Longer than any step limit, or a peer that hangs takes those
             who wait for it along.

@@ -11,10 +11,11 @@ application looks like (deferred detection):
     if consensus.passed: commit, else: adapt to consensus.repair and go round again
 
 A local success means nothing until the consensus has passed: one rank's all-reduce may succeed
-while another's fails. In the `guarded` mode every collective first makes sure that all of its group
-are there (the paper's order, ReCoVer, Algorithm 2): by what this rank knows of deaths and a barrier
-of the group. That is no agreement, which a failure seen elsewhere could not interrupt; ranks may
-come to different answers, and the consensus decides. The results are the same.
+while another's fails. In the `guarded` mode every collective of the group first makes sure that all
+are there (the paper's order, ReCoVer, Algorithm 2): it fails if this rank knows that one of the
+living has died, and begins with a barrier of the group otherwise. That is no agreement, which a
+failure seen elsewhere could not interrupt; ranks may come to different answers, and the consensus
+decides. Collectives of subgroups do neither. The results are the same.
 """
 
 from __future__ import annotations
