@@ -6,7 +6,6 @@ every package, and the wheels are what is installed.
 """
 
 import os
-import shutil
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,10 +62,11 @@ def pytest(session: nox.Session, *args: str | Path) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style: `ruff check` and `ruff format --check`."""
-    session.install("ruff")
+    """Style: `ruff check` and `ruff format --check`; and structure: who may import whom."""
+    session.install("ruff", "pytest", "pytest-timeout")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("pytest", "--quiet", "--noconftest", "tests/test_structure.py")
 
 
 @nox.session
@@ -85,9 +85,11 @@ def types(session: nox.Session) -> None:
 def build(session: nox.Session) -> None:
     """An sdist of every package, and a wheel out of each sdist, into dist/."""
     session.install("build")
-    shutil.rmtree(DIST, ignore_errors=True)
+    # As installations are, so left out by `nox -R`, which tests the wheels of the last time.
+    clear = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
+    session.run_install("python", "-c", clear, str(DIST))
     for package in PACKAGES:
-        session.run("python", "-m", "build", "--outdir", str(DIST), f"packages/{package}")
+        session.run_install("python", "-m", "build", "--outdir", str(DIST), f"packages/{package}")
 
 
 @nox.session(requires=["build"])
