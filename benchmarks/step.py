@@ -101,7 +101,7 @@ def _ours(
     from integrations_hsdp.ddp import DDPGradients
 
     model, text = decoder_of(size)
-    gradients = DDPGradients(model, group=alone, bucket_mb=size.bucket_mb)
+    gradients = DDPGradients(model, process_group=alone, bucket_mb=size.bucket_mb)
     return step_of_ours(world, gradients, text.microbatch, size, staging=staging, settings=settings)
 
 

@@ -55,7 +55,7 @@ def decoder_of(size: Size, *, ranks: int = 1) -> tuple[Any, Any]:
     """Return the reference program's model, and the text for replicas of this many ranks."""
     import torch
 
-    from integrations_hsdp.data import ByteText, read_text
+    from grad_txn.programs.text import ByteText, read_text
     from integrations_hsdp.model import Decoder, ModelShape
 
     torch.manual_seed(0)
@@ -85,8 +85,8 @@ def step_of_ours(
     """
     import torch
 
-    from grad_txn.events import EventLog
     from grad_txn.job import Job
+    from grad_txn.log.events import EventLog
     from workload_policy import StaticWorld
 
     job = Job(

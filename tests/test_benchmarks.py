@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.torch, pytest.mark.slow, pytest.mark.
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
-@pytest.mark.parametrize("name", ["step", "hsdp", "recovery"])
+@pytest.mark.parametrize("name", ["step", "hsdp", "recovery", "allreduce"])
 def test_smoke(name: str, tmp_path: Path) -> None:
     script = str(BENCHMARKS / f"{name}.py")
     command = [sys.executable, script, "--smoke", "--out", str(tmp_path)]
