@@ -220,7 +220,8 @@ def minimums(session: nox.Session, which: str) -> None:
     """The oldest versions that the packages declare, in place of the pinned ones.
 
     `minimums(light)` is what works without torch. `minimums(torch)` is not part of CI: an old torch
-    comes from PyPI with all of CUDA, 6 GB of it.
+    comes from PyPI with all of CUDA, 6 GB of it. Before 2.9, `init_device_mesh` cannot be told the
+    backend of a dimension, as the torch backend of ulfm-core has to be chosen there.
     """
     folders = {name: ROOT / "packages" / name / "tests" for name in PACKAGES}
     # Old libraries warn of what newer ones below them have deprecated, which is not ours to mend.
