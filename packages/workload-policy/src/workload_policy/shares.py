@@ -14,7 +14,7 @@ def share_out(
     """Deal microbatches one by one, each to the member that would be done with it first.
 
     >>> share_out(4, {0: 2, 1: 2, 2: 3})
-    {0: 2, 1: 1, 2: 1}
+    {0: 2, 1: 2, 2: 0}
     >>> share_out(9, {0: 0, 1: 0}, speeds={0: 2.0, 1: 1.0})
     {0: 6, 1: 3}
 
