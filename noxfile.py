@@ -156,10 +156,16 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(default=False, requires=["build"])
 def bench(session: nox.Session) -> None:
-    """A step without failures against plain torch DDP on gloo, interleaved, as a table."""
+    """Steps, an all-reduce and a failure, as tables; `-- step --rounds 9`: one of them, its flags.
+
+    `-- --smoke`: a minute of each.
+    """
     install(session, *PACKAGES)
-    for name in ("step", "hsdp"):
-        session.run("python", f"benchmarks/{name}.py", "--out", "bench-output", *session.posargs)
+    scripts = ["step", "hsdp", "allreduce", "recovery"]
+    chosen = [name for name in scripts if name in session.posargs] or scripts
+    flags = [flag for flag in session.posargs if flag not in scripts]
+    for name in chosen:
+        session.run("python", f"benchmarks/{name}.py", "--out", "bench-output", *flags)
 
 
 @nox.session(default=False)
@@ -232,12 +238,12 @@ def minimums(session: nox.Session, which: str) -> None:
             pytest(session, folders[package], "-m", "not torch", *warned)
         pytest(session, LAPTOP_TEST, *warned)
         return
-    packages = ("workload-policy", "ulfm-core", "grad-txn", "integrations-hsdp")
-    install(session, *packages)
-    session.install(*floors(*packages), env={"PIP_CONSTRAINT": ""})
+    on_torch = ("grad-txn", "integrations-hsdp", "integrations-3d")
+    install(session, "ulfm-core", *on_torch)
+    session.install(*floors("ulfm-core", *on_torch), env={"PIP_CONSTRAINT": ""})
     pytest(session, folders["ulfm-core"], "-m", "torch", *warned)
-    pytest(session, folders["grad-txn"], *warned)
-    pytest(session, folders["integrations-hsdp"], *warned)
+    for package in on_torch:
+        pytest(session, folders[package], *warned)
 
 
 @nox.session(default=False, requires=["build"])
