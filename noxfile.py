@@ -69,9 +69,9 @@ def install(session: nox.Session, *packages: str, extras: Mapping[str, str] = EX
 
 def pytest(session: nox.Session, *args: str | Path) -> None:
     """Run pytest with the repository's settings, from a folder that holds no source."""
-    session.chdir(session.create_tmp())
     settings = ["--config-file", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
-    session.run("pytest", *settings, *map(str, args), *session.posargs)
+    with session.chdir(session.create_tmp()):
+        session.run("pytest", *settings, *map(str, args), *session.posargs)
 
 
 @nox.session
