@@ -235,7 +235,7 @@ def minimums(session: nox.Session, which: str) -> None:
         old = [pin for pin in floors(*packages) if not pin.startswith("torch==")]
         session.install(*old, env={"PIP_CONSTRAINT": ""})
         for package in packages[:-1]:
-            pytest(session, folders[package], "-m", "not torch", *warned)
+            pytest(session, folders[package], "-m", "not torch and not slow", *warned)
         pytest(session, LAPTOP_TEST, *warned)
         return
     on_torch = ("grad-txn", "integrations-hsdp", "integrations-3d")
