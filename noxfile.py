@@ -235,7 +235,10 @@ def minimums(session: nox.Session, which: str) -> None:
         old = [pin for pin in floors(*packages) if not pin.startswith("torch==")]
         session.install(*old, env={"PIP_CONSTRAINT": ""})
         for package in packages[:-1]:
-            pytest(session, folders[package], "-m", "not torch and not slow", *warned)
+            # Of the tests that start jobs one is enough: what they use of numpy is the same in all.
+            kinds = "not torch and not slow" + (" and not mpi" if package == "ulfm-core" else "")
+            pytest(session, folders[package], "-m", kinds, *warned)
+        pytest(session, folders["ulfm-core"] / "test_examples.py", *warned)
         pytest(session, LAPTOP_TEST, *warned)
         return
     on_torch = ("grad-txn", "integrations-hsdp", "integrations-3d")

@@ -14,6 +14,23 @@ std::string mismatch(int expected, int received) {
          " were expected; the ranks must call the same collectives in the same order, with equal sizes and types";
 }
 
+// Whether MPI knows already that this peer is gone. Local, and without any progress.
+bool known_dead(MPI_Comm comm, int peer) {
+  MPI_Group failed = MPI_GROUP_NULL;
+  check(MPIX_Comm_get_failed(comm, &failed), "failures");
+  int count = 0;
+  MPI_Group_size(failed, &count);
+  int found = MPI_UNDEFINED;
+  if (count > 0) {
+    MPI_Group everyone = MPI_GROUP_NULL;
+    MPI_Comm_group(comm, &everyone);
+    MPI_Group_translate_ranks(everyone, 1, &peer, failed, &found);
+    MPI_Group_free(&everyone);
+  }
+  MPI_Group_free(&failed);
+  return found != MPI_UNDEFINED;
+}
+
 }  // namespace
 
 void Pause::operator()() {
@@ -60,6 +77,11 @@ Transfers::~Transfers() {
 }
 
 std::size_t Transfers::send(const void* data, std::size_t bytes, int peer, int tag) {
+  // Open MPI 5.0.9 takes the transport away from a peer when a message to it has failed, even one that was sent long ago
+  // and is complete for its sender, and crashes in the next MPI_Isend to it (mca_pml_ob1_isend reads the first transport
+  // of an empty list). Both the failed message and the mark on the peer come from this thread's own progress, so
+  // that nothing can come between this question and the send.
+  if (known_dead(comm_, peer)) throw Fault(MPIX_ERR_PROC_FAILED, "send");
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request), "send");
   transfers_.push_back({request, -1});
