@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from grad_txn.errors import DivergenceError, InvariantError, UsageError
+from grad_txn.errors import DivergenceError, InvariantError, StartError, UsageError
 from grad_txn.failures import At, Kill, Shape, generate
 from grad_txn.job import Job
 from grad_txn.log.events import EventLog, read_events
@@ -575,7 +575,7 @@ def test_replicas_with_other_buckets_are_refused(tmp_path: Path) -> None:
             log=EventLog(tmp_path, rank.rank),
         )
 
-    with pytest.raises(DivergenceError, match="build the same model"):
+    with pytest.raises(StartError, match="the gradient buckets .here .16 torch"):
         ThreadWorld(2).run(body)
 
 

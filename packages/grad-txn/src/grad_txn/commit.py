@@ -6,16 +6,21 @@ local but for what the replica shares: divide, clip, log, step the optimizer.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from grad_txn.errors import InvariantError
+from grad_txn.errors import DivergenceError, InvariantError
 from grad_txn.failures.places import At
-from grad_txn.log.lines import StepLine
+from grad_txn.log.lines import DifferLine, ExitLine, StepLine
 from grad_txn.parts import Parts, Progress
-from ulfm_core import Outcome
+from grad_txn.sameness import Verdict
+from grad_txn.sums import Sums
+from ulfm_core import Outcome, ReplicaCondemnedError
+from ulfm_core.codes import FAILED
+from workload_policy import Plan
 
 __all__ = ["Closing", "agree", "apply", "sums_of"]
 
@@ -28,73 +33,108 @@ class Closing:
         stands: Whether the step is committed. Equal on all ranks.
         complete: Whether this rank held complete sums when it asked.
         noticed: When this rank last had a reason to ask, by `time.perf_counter`.
-        loss_sum: Sum of the losses of the step's microbatches; garbage unless it stands.
-        microbatches: How many they are; garbage unless it stands.
+        sums: Of all ranks of the cross-replica group; garbage unless it stands.
     """
 
     stands: bool
     complete: bool
     noticed: float
-    loss_sum: float
-    microbatches: float
+    sums: Sums
 
 
-def sums_of(losses: list[Tensor]) -> Tensor:
-    """Return this replica's part of the sums that close a step: of losses, and of contributions.
+def sums_of(losses: Sequence[Tensor]) -> Sums:
+    """Return this replica's part of the sums that close a step.
 
     Args:
         losses: The losses of the microbatches that count here, scalars.
-
-    Returns:
-        Two float64 numbers on the CPU.
     """
-    loss = float(torch.stack(losses).double().sum()) if losses else 0.0
-    return torch.tensor([loss, float(len(losses))], dtype=torch.float64)
+    loss = float(torch.stack(tuple(losses)).double().sum()) if losses else 0.0
+    return Sums(loss=loss, weight=float(len(losses)), microbatches=len(losses))
 
 
-def agree(
-    parts: Parts, progress: Progress, sums: Tensor, *, reduced: bool, noticed: float
-) -> Closing:
-    """Agree whether the step stands. `sums` become everyone's.
+def agree(parts: Parts, progress: Progress, own: Sums, *, reduced: bool, noticed: float) -> Closing:
+    """Agree whether the step stands.
 
     Collective over the world.
 
     Args:
         parts: Of the job.
         progress: Of the job; it learns of a death that the step has survived.
-        sums: Of `sums_of`.
+        own: Of `sums_of`.
         reduced: Whether all buckets are reduced on this rank.
         noticed: When that was known, by `time.perf_counter`.
 
     Raises:
+        DivergenceError: Some ranks are in another step, or follow another plan; or the replicas
+            hold different things, and no majority the same. Not committed.
+        ReplicaCondemnedError: This replica holds something else than the majority. Leave at once.
         InvariantError: The contributions do not sum to B. Raised on all ranks.
     """
     control, plan = parts.control, progress.plan
     complete = reduced
+    row = parts.sameness.row(plan.step, plan.members, control.replica)
+    travelling = own.to_tensor(int(plan.digest, 16), row)
     if complete:
         parts.places.reached(At.AFTER_SYNC, plan.step)
-        complete = control.all_reduce(sums).wait() is Outcome.OK
+        complete = control.all_reduce(travelling).wait() is Outcome.OK
         noticed = time.perf_counter()
+    sums, summed_row = Sums.from_tensor(travelling) if complete else (own, [])
+    verdict = parts.sameness.judge(plan.step, plan.members, summed_row)
     if complete:
         parts.places.reached(At.BEFORE_COMMIT, plan.step)
     control.beat(f"step {plan.step}, agreeing")
-    agreement = control.agree(complete)
-    closing = Closing(
-        stands=agreement.flag,
-        complete=complete,
-        noticed=noticed,
-        loss_sum=float(sums[0]),
-        microbatches=float(sums[1]),
-    )
+    agreement = control.agree(complete and sums.alike and verdict.same)
+    # With somebody dead, others may not have seen these sums: first the recovery, then all see anew.
+    if agreement.all_alive and not sums.alike:
+        raise DivergenceError(
+            f"the ranks are not all in step {plan.step} with the plan {plan.digest}; it is not "
+            "committed: the policy must decide the same everywhere, from the plan and the table alone"
+        )
+    if agreement.all_alive and not verdict.same:
+        _part_from(parts, plan, verdict)
+    closing = Closing(stands=agreement.flag, complete=complete, noticed=noticed, sums=sums)
     if closing.stands:
-        total = round(closing.microbatches)
-        if total != plan.target:
-            raise InvariantError(step=plan.step, total=total, target=plan.target)
+        if sums.microbatches != plan.target:
+            raise InvariantError(step=plan.step, total=sums.microbatches, target=plan.target)
         if not agreement.all_alive:
             # Somebody died after contributing. Every living rank holds complete sums of the full
             # membership, so the step stands (ReCoVer, section 4.2, case b).
             progress.broken_in = plan.step
     return closing
+
+
+def _part_from(parts: Parts, plan: Plan, verdict: Verdict) -> None:
+    """Leave what the replicas do not hold the same: this one, if it differs, or everyone.
+
+    Who stays goes on to the recovery, which waits for those that leave.
+    """
+    control, before = parts.control, parts.sameness.same_before
+    since = "from the start" if before is None else f"since they were compared before step {before}"
+    what = f"other parameters or another optimizer state before step {plan.step}, {since}"
+    line = DifferLine(
+        step=plan.step,
+        epoch=control.epoch,
+        replicas=verdict.differing,
+        majority=verdict.majority,
+        same_before=before,
+    )
+    parts.log.write(line)
+    if not verdict.majority:
+        reason = (
+            f"the {len(plan.members)} replicas hold {what}, and no majority holds the same: which "
+            "is right cannot be told, so nothing was committed; go on from a checkpoint"
+            + ("" if before is None else f" of step {before} or older")
+        )
+        parts.log.write(ExitLine(code=FAILED, step=plan.step - 1, reason=reason))
+        raise DivergenceError(reason)
+    if control.replica in verdict.differing:
+        reason = (
+            f"replica {control.replica} holds {what}, than {len(plan.members)} replicas in their "
+            "majority: it is lost, and the memory and processors of its host are suspect"
+        )
+        parts.log.write(ExitLine(code=FAILED, step=plan.step - 1, reason=reason))
+        ranks = control.membership.ranks_of(control.replica)
+        raise ReplicaCondemnedError(reason, failed=tuple(ranks), epoch=control.epoch)
 
 
 def apply(parts: Parts, progress: Progress, closing: Closing) -> StepLine:
@@ -105,7 +145,7 @@ def apply(parts: Parts, progress: Progress, closing: Closing) -> StepLine:
     plan, gradients = progress.plan, parts.gradients
     _, following = parts.policy.advance(plan)  # first: what it raises, it raises on all ranks
     # Of this position's parts of all committed microbatches, then of all positions.
-    loss = gradients.mean_loss(closing.loss_sum / closing.microbatches)
+    loss = gradients.mean_loss(closing.sums.loss / closing.sums.weight)
     norm = gradients.norm(parts.staging.sums) / plan.global_batch
     parts.staging.divide(plan.global_batch, scale=_clipping(norm, parts.max_norm))
     now = time.perf_counter()

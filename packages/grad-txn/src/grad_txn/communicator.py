@@ -69,7 +69,7 @@ class Control(Protocol):
 
     # A few numbers, over the cross-replica group or among some ranks.
     def all_reduce(self, source: Any) -> Work: ...  # noqa: D102
-    def all_gather(self, source: Any, destination: Any) -> Work: ...  # noqa: D102
+    def all_gather(self, source: Any, destination: Any, *, among: Any = None) -> Work: ...  # noqa: D102
     def broadcast(self, buffer: Any, *, root: int, among: Any = None) -> Work: ...  # noqa: D102
     def subgroup(self, ranks: Sequence[int]) -> Any: ...  # noqa: D102
 

@@ -8,6 +8,7 @@ __all__ = [
     "InvariantError",
     "LogError",
     "ScheduleError",
+    "StartError",
     "UsageError",
 ]
 
@@ -45,6 +46,10 @@ class InvariantError(GradTxnError):
 
 class DivergenceError(GradTxnError):
     """Replicas that must agree do not: another step, another gradient layout."""
+
+
+class StartError(DivergenceError, ValueError):
+    """Ranks that would begin from different things: another seed, plan, model or checkpoint."""
 
 
 class ScheduleError(GradTxnError, ValueError):

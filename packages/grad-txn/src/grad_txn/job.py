@@ -17,15 +17,17 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grad_txn.communicator import Communicator, Control, Reducer, Work
-from grad_txn.errors import DivergenceError, UsageError
+from grad_txn.communicator import Communicator, Control, Reducer
+from grad_txn.errors import UsageError
 from grad_txn.failures.places import NOWHERE, At, Places
+from grad_txn.fingerprint import held_by
 from grad_txn.gradients import Gradients, local_part
 from grad_txn.log.events import EventLog
 from grad_txn.log.lines import ExitLine, StartLine, last_words
@@ -33,13 +35,16 @@ from grad_txn.log.observer import Observer
 from grad_txn.parts import Parts, Progress, Steppable
 from grad_txn.recovery import repair
 from grad_txn.reserve import Reserve
+from grad_txn.sameness import Sameness
 from grad_txn.staging import Staging, StagingMode
+from grad_txn.start import complete, require_same
 from grad_txn.step import Step
-from ulfm_core import Outcome
 from ulfm_core.codes import CONDEMNED, FINISHED
 from workload_policy import Plan, Policy
 
 __all__ = ["Job"]
+
+_PLAIN = (bool, int, float, str, tuple, type(None))
 
 
 class Job:
@@ -61,6 +66,10 @@ class Job:
         injector: Told where in a step this process is, to kill it where a schedule says so.
         observers: Told about steps and failures on the leader.
         tokens_per_microbatch: For the log's token counts.
+        check_every: Compare what the replicas hold at the first step, and before every so manieth;
+            0 for the first alone. See `grad_txn.sameness`.
+        held: Returns the tensors of this rank that must be the same in all replicas; by default
+            the optimizer's parameters and their state.
         about: Further fields for the log's ``start`` line.
 
     Collective over the world: all ranks make it with the same arguments, and call everything in the
@@ -68,7 +77,8 @@ class Job:
 
     Raises:
         UsageError: An argument has a value that cannot work.
-        DivergenceError: The replicas' gradient buckets differ, or a rank died meanwhile.
+        StartError: The replicas' gradient buckets differ.
+        DivergenceError: A rank died meanwhile.
     """
 
     def __init__(
@@ -88,6 +98,8 @@ class Job:
         injector: Places = NOWHERE,
         observers: Sequence[Observer] = (),
         tokens_per_microbatch: int = 0,
+        check_every: int = 100,
+        held: Callable[[], Iterable[Tensor]] | None = None,
         about: Mapping[str, object] | None = None,
     ) -> None:
         if max_norm is not None and not max_norm > 0:
@@ -95,11 +107,12 @@ class Job:
         self._living_at_start = world.membership.living
         self._about = dict(about or {})
         plan = policy.start(replicas=replicas or len(self._living_at_start), grad_accum=grad_accum)
-        self._run = _agree_on_start(world, gradients.buckets)
+        self._run = _name_of_run(world, gradients.buckets)
         self._parts = Parts(
             control=world,
             gradients=gradients,
             staging=Staging(reducer or world, gradients.buckets, mode=staging),
+            sameness=Sameness(held or partial(held_by, optimizer), every=check_every),
             reserve=Reserve(gradients.buckets),
             optimizer=optimizer,
             scheduler=scheduler,
@@ -133,10 +146,14 @@ class Job:
     def steps(self, max_steps: int) -> Iterator[Step]:
         """Yield the steps from the current one to number ``max_steps - 1``.
 
+        Collective over the world: before the first, all ranks make sure that they start alike.
+
         Raises:
+            StartError: They do not: another step, plan, number of steps, or optimizer setting.
             UsageError: A step was left before it was committed.
         """
         parts, progress = self._parts, self._progress
+        self._require_same_start(max_steps)
         parts.log.write(self._start_line(max_steps))
         parts.gradients.zero()
         progress.committed_at = time.perf_counter()
@@ -180,7 +197,7 @@ class Job:
         for tensor in tensors:
             part = local_part(tensor.detach())
             flat = part.cpu().contiguous()
-            _complete(self._parts.control.broadcast(flat, root=0))
+            complete(self._parts.control.broadcast(flat, root=0))
             part.copy_(flat)
 
     def state_dict(self) -> dict[str, Any]:
@@ -208,6 +225,22 @@ class Job:
         same = plan.members == members and plan.policy == policy.name
         now = plan if same else policy.relayout(plan, members)
         self._progress.plan = self._progress.step_plan = now
+
+    def _require_same_start(self, max_steps: int) -> None:
+        plan, parts = self.plan, self._parts
+        settings = [
+            {name: value for name, value in group.items() if isinstance(value, _PLAIN)}
+            for group in getattr(parts.optimizer, "param_groups", ())
+        ]
+        facts: dict[str, tuple[object, bool]] = {
+            "the step": (plan.step, True),
+            "the plan": (plan.digest, True),
+            "the last step": (max_steps, True),
+            "check_every": (parts.sameness.every, True),
+            "max_norm": (parts.max_norm, True),
+            "the optimizer's settings": (settings, False),
+        }
+        require_same(parts.control, facts)
 
     def _start_line(self, max_steps: int) -> StartLine:
         parts, plan, control = self._parts, self.plan, self._parts.control
@@ -240,32 +273,16 @@ class Job:
                 places.reached(At.DURING_REPAIR, progress.broken_in)
 
 
-def _agree_on_start(world: Control, buckets: Sequence[Tensor]) -> str:
+def _name_of_run(world: Control, buckets: Sequence[Tensor]) -> str:
     """Refuse replicas whose buckets differ, and return a name for this run.
 
     Sums of differing buckets would mix the gradients of different parameters.
     """
-    text = "; ".join(f"{bucket.numel()} {bucket.dtype}" for bucket in buckets)
-    layout = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    layout = "; ".join(f"{bucket.numel()} {bucket.dtype}" for bucket in buckets)
+    require_same(world, {"the gradient buckets": (layout, False)})
     name = torch.tensor([secrets.randbits(62)], dtype=torch.int64)
-    peers = world.membership.ranks_of(world.replica)
-    if len(peers) > 1:  # one name for all positions: that of the first replica's first rank
-        _complete(world.broadcast(name, root=0, among=world.subgroup(peers)))
-    mine = torch.cat((torch.tensor([layout]), name))
-    gathered = torch.empty(2 * len(world.membership.living), dtype=torch.int64)
-    _complete(world.all_gather(mine, gathered))
-    if not bool((gathered[::2] == layout).all()):
-        raise DivergenceError(
-            f"the replicas' gradient buckets differ, this one has {text}; build the same model "
-            "everywhere"
-        )
-    return f"{int(gathered[1]):016x}"
-
-
-def _complete(work: Work) -> None:
-    """Wait for a message of the set-up, in which nothing is repaired."""
-    if work.wait() is not Outcome.OK:
-        raise DivergenceError("a rank died while the job was being set up: start it again")
+    complete(world.broadcast(name, root=0, among=world.subgroup(world.membership.ranks)))
+    return f"{int(name):016x}"
 
 
 def _digest(parameters: Sequence[Tensor]) -> str:

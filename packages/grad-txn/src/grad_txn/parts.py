@@ -9,6 +9,7 @@ from grad_txn.gradients import Gradients
 from grad_txn.log.events import EventLog
 from grad_txn.log.observer import Observer
 from grad_txn.reserve import Reserve
+from grad_txn.sameness import Sameness
 from grad_txn.staging import Staging
 from workload_policy import Plan, Policy
 
@@ -31,6 +32,7 @@ class Parts:
         control: Who is there, and what all agree on.
         gradients: Where the framework keeps this rank's accumulated gradients.
         staging: Their buckets, staged and reduced.
+        sameness: Compares what the replicas hold.
         reserve: Gradients of redundant stacks, kept apart.
         optimizer: Stepped once for each committed step.
         scheduler: Stepped after the optimizer.
@@ -45,6 +47,7 @@ class Parts:
     control: Control
     gradients: Gradients
     staging: Staging
+    sameness: Sameness
     reserve: Reserve
     optimizer: Steppable
     scheduler: Steppable | None

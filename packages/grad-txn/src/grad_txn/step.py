@@ -19,6 +19,7 @@ from grad_txn.failures.places import At
 from grad_txn.parts import Parts, Progress
 from grad_txn.passes import Pass
 from grad_txn.recovery import Recovery, recover, repair
+from grad_txn.sums import Sums
 
 if TYPE_CHECKING:
     from grad_txn.log.lines import StepLine
@@ -98,6 +99,7 @@ class Step:
         self._begun = True
         if self._progress.broken_in is not None:
             repair(self._parts, self._progress)
+        self._parts.sameness.begin(self.number)
         yield from self._run_redundant(compute)
         work: Sequence[int] | None = self._progress.plan.primary(self._replica)
         while work is not None:
@@ -230,7 +232,7 @@ class Step:
             self._recovery = None
         return reduced, now
 
-    def _sums(self) -> Tensor:
+    def _sums(self) -> Sums:
         """This replica's part of the sums that close the step."""
         counted = self._progress.plan.committed_ids[self._replica]
         return commit.sums_of([self._losses[microbatch] for microbatch in counted])

@@ -1,6 +1,8 @@
 """The plan of the step in progress: who is alive, in which role, with which microbatches."""
 
+import hashlib
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
@@ -90,6 +92,15 @@ class Plan:
     def depth(self) -> int:
         """Most stacks that a member computes in this step; 0 without stacks."""
         return max(map(len, self.stacks.values())) if self.stacks else 0
+
+    @property
+    def digest(self) -> str:
+        """Sixty bits of everything in the plan, as fifteen hexadecimal digits.
+
+        Equal plans have equal digests, on any machine and in any version of Python.
+        """
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:15]
 
     def primary(self, member: int) -> tuple[int, ...]:
         """Return the ids that a member computes into the sum that is reduced, in order.

@@ -17,6 +17,7 @@ from grad_txn.errors import LogError
 __all__ = [
     "KINDS",
     "CheckpointLine",
+    "DifferLine",
     "ExitLine",
     "ExtendLine",
     "FailureLine",
@@ -251,6 +252,28 @@ class StepLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DifferLine:
+    """The replicas no longer hold the same parameters and optimizer state.
+
+    Written by the ranks of every position that shows it.
+
+    Attributes:
+        step: Step in progress, which does not commit before those that differ have left.
+        epoch: World epoch.
+        replicas: Those that differ from the majority; all where there is none.
+        majority: Whether more than half of the replicas hold the same.
+        same_before: The step before which they were last found to be the same; None if never.
+    """
+
+    EVENT: ClassVar[str] = "differ"
+    step: int
+    epoch: int
+    replicas: Sequence[int]
+    majority: bool
+    same_before: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointLine:
     """A checkpoint is complete.
 
@@ -292,6 +315,7 @@ Line = (
     | RestoreLine
     | ExtendLine
     | StepLine
+    | DifferLine
     | CheckpointLine
     | ExitLine
 )
@@ -306,6 +330,7 @@ KINDS: Mapping[str, type[Line]] = {
         RestoreLine,
         ExtendLine,
         StepLine,
+        DifferLine,
         CheckpointLine,
         ExitLine,
     )

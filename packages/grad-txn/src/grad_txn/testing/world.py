@@ -198,10 +198,12 @@ class RankThread:
 
         return self._post(mine, target, add)
 
-    def all_gather(self, source: Tensor, destination: Tensor) -> "_Work":
-        """Concatenate everyone's `source`."""
+    def all_gather(
+        self, source: Tensor, destination: Tensor, *, among: Sequence[int] | None = None
+    ) -> "_Work":
+        """Concatenate everyone's `source`, of the group or of `among`."""
         return self._post(
-            source.detach().clone(), destination, lambda parts: torch.cat(list(parts))
+            source.detach().clone(), destination, lambda parts: torch.cat(list(parts)), among
         )
 
     def broadcast(
