@@ -575,11 +575,18 @@ def test_replicas_with_other_buckets_are_refused(tmp_path: Path) -> None:
             log=EventLog(tmp_path, rank.rank),
         )
 
-    with pytest.raises(StartError, match="the gradient buckets .here .16 torch"):
+    with pytest.raises(StartError, match=r"the gradient buckets \(here '16 torch"):
         ThreadWorld(2).run(body)
 
 
-def test_a_total_other_than_b_is_not_committed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("forgetful", "error"),
+    [({0, 1}, InvariantError), ({1}, DivergenceError)],
+    ids=["all alike", "one alone"],
+)
+def test_a_plan_that_forgets_a_microbatch_is_not_committed(
+    tmp_path: Path, forgetful: set[int], error: type[Exception]
+) -> None:
     def body(rank: RankThread) -> None:
         model = small_model()
         job = Job(
@@ -595,16 +602,14 @@ def test_a_total_other_than_b_is_not_committed(tmp_path: Path) -> None:
             for step in job.steps(1):
                 for microbatch in step:
                     step.backward(loss_of(model, microbatch))
-                    if rank.rank == 1:  # forgets one that it has computed
-                        step._losses.clear()
-                        step._losses.update(dict.fromkeys(job.plan.assigned[1], torch.ones(())))
-                        plan = job.plan
+                    plan = job.plan
+                    if rank.rank in forgetful and microbatch == plan.assigned[rank.rank][-1]:
                         short = {**plan.assigned, 1: plan.assigned[1][:1]}
                         object.__setattr__(plan, "assigned", short)
         finally:
             assert torch.equal(before, flat(model))
 
-    with pytest.raises(InvariantError):
+    with pytest.raises(error):
         ThreadWorld(2).run(body)
 
 

@@ -11,6 +11,7 @@ from grad_txn.log import lines
 from grad_txn.log.lines import (
     KINDS,
     CheckpointLine,
+    DifferLine,
     ExitLine,
     ExtendLine,
     FailureLine,
@@ -53,6 +54,7 @@ ONE_OF_EACH: tuple[Line, ...] = (
     RestoreLine(step=3, epoch=1, mode="blocking", buckets=3, seconds=0.5, rereduce=0.25),
     ExtendLine(step=3, epoch=1, microbatches=0, seconds=0.0, rereduce=0.25),
     STEP,
+    DifferLine(step=5, epoch=2, replicas=(3,), majority=True, same_before=None),
     CheckpointLine(step=5, path="checkpoints/5", seconds=1.5),
     ExitLine(code=0, reason="finished", step=8, parameters="ab12"),
 )  # fmt: skip

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.mpi
 
 
 def test_a_burst_to_a_dead_neighbour_ends_in_a_repair() -> None:
-    # Its connection fails amid the burst, after which Open MPI crashes in the next send: before that
-    # was avoided, in one job of three when the cores were as busy as here.
+    # Its connection fails amid the burst, after which Open MPI crashes in the next send: in one job
+    # of three, with the cores as busy as here, before that was avoided.
     with ThreadPoolExecutor(3) as pool:
         jobs = list(pool.map(lambda _: run_ranks(PROGRAM, 6, ["1", "0"]), range(12)))
     for job in jobs:

@@ -84,11 +84,11 @@ def agree(parts: Parts, progress: Progress, own: Sums, *, reduced: bool, noticed
         parts.places.reached(At.BEFORE_COMMIT, plan.step)
     control.beat(f"step {plan.step}, agreeing")
     agreement = control.agree(complete and sums.alike and verdict.same)
-    # With somebody dead, others may not have seen these sums: first the recovery, then all see anew.
+    # With somebody dead, others may not have seen these sums: after the recovery, all see new ones.
     if agreement.all_alive and not sums.alike:
         raise DivergenceError(
-            f"the ranks are not all in step {plan.step} with the plan {plan.digest}; it is not "
-            "committed: the policy must decide the same everywhere, from the plan and the table alone"
+            f"the ranks are not all in step {plan.step} with the plan {plan.digest}, so it is not "
+            "committed; a policy must decide the same everywhere, from the plan and table alone"
         )
     if agreement.all_alive and not verdict.same:
         _part_from(parts, plan, verdict)

@@ -40,8 +40,8 @@ def held_by(optimizer: object) -> list[Tensor]:
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group["params"]:
             tensors.append(parameter)
-            # Before the first step there is none, and asking a defaultdict would make one.
-            entries = state[parameter] if parameter in state else {}
+            # Before the first step there is none; state[...] would make one.
+            entries = state.get(parameter, {})
             tensors += [one for _, one in sorted(entries.items()) if isinstance(one, Tensor)]
     # An alias of the storage that is there now: FSDP1 puts another one in its place in a forward.
     return [local_part(tensor.detach()) for tensor in tensors]
@@ -115,7 +115,7 @@ def _weighted_sums(
     if key not in weights:
         weights[key] = _odd(kind, tensor.device)
     blocks = bits.numel() // _BLOCK
-    whole, rest = bits.split((blocks * _BLOCK, bits.numel() - blocks * _BLOCK))
+    whole, rest = bits[: blocks * _BLOCK], bits[blocks * _BLOCK :]
     parts: list[Tensor] = [rest.reshape(1, -1)] if rest.numel() else []
     if blocks:
         at_a_time = _BLOCKS_AT_A_TIME.get(tensor.device.type, 64)
