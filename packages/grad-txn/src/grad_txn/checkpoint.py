@@ -5,6 +5,7 @@ and renamed once it is complete, so that what has a proper name is whole: a writ
 moment.
 """
 
+import contextlib
 import logging
 import re
 import shutil
@@ -19,12 +20,14 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from grad_txn.errors import CheckpointError
+from grad_txn.start import Candidate, content_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["Checkpoints", "newest"]
+__all__ = ["Checkpoints", "candidates", "newest"]
 
+_METADATA = ".metadata"  # written last
 _NAME = re.compile(r"step-(\d+)")
 _FAILURES = (Exception, CheckpointException)  # the latter is none of the former
 _log = logging.getLogger(__name__)
@@ -32,12 +35,16 @@ _log = logging.getLogger(__name__)
 
 def newest(directory: str | Path) -> tuple[int, Path] | None:
     """Return the step and path of the newest complete checkpoint in `directory`, or None."""
-    found = [
-        (int(match[1]), path)
-        for path in Path(directory).glob("step-*")
-        if (match := _NAME.fullmatch(path.name)) and (path / ".metadata").is_file()
-    ]
-    return max(found, default=None)
+    return max(_complete(Path(directory)), default=None)
+
+
+def candidates(directory: str | Path) -> dict[Candidate, Path]:
+    """Return the complete checkpoints in `directory`, for `grad_txn.start.agree_on_checkpoint`."""
+    found = {}
+    for step, path in _complete(Path(directory)):
+        with contextlib.suppress(OSError):  # dropped meanwhile
+            found[Candidate(step=step, content=content_of(path, read=[_METADATA]))] = path
+    return found
 
 
 class Checkpoints:
@@ -152,6 +159,14 @@ class Checkpoints:
         for _, path in complete[: -self._keep]:
             shutil.rmtree(path, ignore_errors=True)
             _log.debug("dropped checkpoint %s", path)
+
+
+def _complete(directory: Path) -> list[tuple[int, Path]]:
+    return [
+        (int(match[1]), path)
+        for path in directory.glob("step-*")
+        if (match := _NAME.fullmatch(path.name)) and (path / _METADATA).is_file()
+    ]
 
 
 def _unwritable(directory: Path, error: BaseException) -> CheckpointError:

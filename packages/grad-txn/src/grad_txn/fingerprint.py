@@ -119,7 +119,7 @@ def _weighted_sums(
     parts: list[Tensor] = [rest.reshape(1, -1)] if rest.numel() else []
     if blocks:
         at_a_time = _BLOCKS_AT_A_TIME.get(tensor.device.type, 64)
-        parts += whole.view(blocks, _BLOCK).split(at_a_time)
+        parts += torch.split(whole.view(blocks, _BLOCK), at_a_time)
     # Products wrap around, which loses nothing: odd numbers have an inverse.
     sums = [
         (part.to(kind) * weights[key][: part.shape[1]]).sum(1, dtype=torch.int64) for part in parts

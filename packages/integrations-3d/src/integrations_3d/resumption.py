@@ -6,6 +6,7 @@ die at any moment.
 """
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,24 +14,67 @@ from typing import Any
 
 from torch import Tensor
 
+from grad_txn.communicator import Control
 from grad_txn.errors import CheckpointError
+from grad_txn.start import Candidate, agree_on_checkpoint, content_of
+from integrations_3d.errors import NothingLeftError
+from ulfm_core import environment
 
-__all__ = ["complete_optimizer", "newest", "read_state", "write_state"]
+__all__ = ["candidates", "choose", "complete_optimizer", "read_state", "write_state"]
 
 _STATE = "grad_txn.json"
+_log = logging.getLogger(__name__)
 
 
-def newest(directory: str | os.PathLike[str]) -> Path | None:
-    """Return the newest complete checkpoint in a directory, or the directory if it is one."""
+def candidates(directory: str | os.PathLike[str]) -> dict[Candidate, Path]:
+    """Return the complete checkpoints in a directory; of one that is itself one, that."""
     directory = Path(directory)
     if (directory / _STATE).is_file():
-        return directory
-    complete = [
-        (int(path.name), path)
-        for path in directory.glob("[0-9]*")
-        if path.name.isdecimal() and (path / _STATE).is_file()
-    ]
-    return max(complete)[1] if complete else None
+        places = [directory]
+    else:
+        places = [path for path in directory.glob("[0-9]*") if path.name.isdecimal()]
+    found = {}
+    for path in places:
+        if (path / _STATE).is_file():
+            try:
+                step = int(read_state(path)["plan"]["step"])
+                found[Candidate(step=step, content=content_of(path, read=[_STATE]))] = path
+            except (CheckpointError, OSError, KeyError, TypeError, ValueError) as error:
+                _log.warning("%s is damaged, and not resumed from: %s", path, error)
+    return found
+
+
+def choose(world: Control, where: Path, *, own: Path, last: int) -> Path | None:
+    """Return the checkpoint to go on from, the same on all ranks.
+
+    Collective over the world.
+
+    Args:
+        world: The world.
+        where: Where they are, or one itself.
+        own: Where this run writes its own: a job that was started again before it wrote any begins
+            at the beginning.
+        last: How many steps there are to be.
+
+    Returns:
+        The newest complete checkpoint that all ranks see; None to begin at the beginning.
+
+    Raises:
+        CheckpointError: There is none, or none that all ranks see.
+        NothingLeftError: It is the state after the last step.
+    """
+    found = candidates(where)
+    chosen = agree_on_checkpoint(world, list(found), where=where)
+    if chosen is None:
+        if environment.restart() and where == own:
+            return None
+        raise CheckpointError(
+            f"no complete checkpoint in {where}: give the directory that a resilient run wrote its "
+            "checkpoints to, or one of them"
+        )
+    if chosen.step >= last:
+        raise NothingLeftError(step=chosen.step, where=found[chosen])
+    return found[chosen]
 
 
 def write_state(checkpoint: Path, state: Mapping[str, Any]) -> None:

@@ -27,6 +27,8 @@ class Resilience:
     """Where the gradient before its reduction is kept."""
     bucket_mb: float = 25.0
     """Size of a bucket of gradients in MiB."""
+    check_every: int = 100
+    """Compare what the replicas hold at the first step and every so many; 0 at the first alone."""
     step_limit: float = 600.0
     """Seconds without progress after which a rank is ended."""
     schedule: Schedule = ()

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from grad_txn.errors import CheckpointError
 from grad_txn.failures import FailureInjector
+from grad_txn.fingerprint import held_by
 from grad_txn.job import Job
 from grad_txn.log.events import EventLog
 from grad_txn.log.lines import CheckpointLine
@@ -32,7 +33,7 @@ from grad_txn.replica import join
 from integrations_3d.config import replica_size_of
 from integrations_3d.errors import NanotronMissingError
 from integrations_3d.placement import take_device
-from integrations_3d.resumption import complete_optimizer, newest, read_state, write_state
+from integrations_3d.resumption import choose, complete_optimizer, read_state, write_state
 from integrations_3d.settings import Resilience
 from integrations_3d.stream import Microbatch, Stream, Times, loss_of
 from ulfm_core import Membership, environment
@@ -68,7 +69,9 @@ class Resilient:
 
     Raises:
         ConfigError: The configuration cannot work.
-        CheckpointError: There is nothing to resume from where it says so.
+        CheckpointError: There is nothing to resume from where it says so, or no checkpoint that
+            all ranks see.
+        NothingLeftError: What it resumes from is the state after its last step.
     """
 
     config: Any
@@ -101,13 +104,12 @@ class Resilient:
         """Choose the checkpoint to resume from, before anything is loaded."""
         checkpoints = self.config.checkpoints
         if checkpoints.resume_checkpoint_path is not None:
-            self._resumed_from = newest(checkpoints.resume_checkpoint_path)
-            if self._resumed_from is None:
-                raise CheckpointError(
-                    f"no complete checkpoint in {checkpoints.resume_checkpoint_path}: give the "
-                    "directory that a resilient run wrote its checkpoints to, or one of them"
-                )
-            checkpoints.resume_checkpoint_path = self._resumed_from
+            self._resumed_from = checkpoints.resume_checkpoint_path = choose(
+                self.world,
+                Path(checkpoints.resume_checkpoint_path),
+                own=Path(checkpoints.checkpoints_path),
+                last=self.config.tokens.train_steps,
+            )
         self._quiet = self.world.replica != 0
         if self._quiet:  # every replica would say the same
             self._loud = self.config.logging.log_level
@@ -149,6 +151,8 @@ class Resilient:
             injector=FailureInjector(settings.schedule, world.replica, world.position, log),
             observers=settings.observers,
             tokens_per_microbatch=samples * tokens.sequence_length,
+            check_every=settings.check_every,
+            held=self._held,
             about={
                 "seed": self.config.general.seed,
                 "detection": settings.detection,
@@ -275,6 +279,11 @@ class Resilient:
             copies = self.grad_accumulator.parameters.values()
             parameters += [copy["fp32"] for copy in copies]
         return parameters
+
+    def _held(self) -> list[Tensor]:
+        """Return what must be the same in all replicas, at this position."""
+        parameters = [parameter.detach() for parameter in self._all_parameters()]
+        return parameters + held_by(self.optimizer.get_base_optimizer())
 
     def _further_losses(self) -> int:
         """How many losses the trainer's logs take beside the usual one: newer ones take some."""

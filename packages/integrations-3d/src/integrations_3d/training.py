@@ -11,9 +11,9 @@ import torch.distributed as dist
 import yaml
 
 from grad_txn.programs.flags import OptionError
-from grad_txn.programs.run import Setting, source_of
+from grad_txn.programs.run import Setting, resumed_directory
 from grad_txn.programs.text import ByteText, read_text
-from integrations_3d.resumption import newest, read_state
+from integrations_3d.errors import NothingLeftError
 from integrations_3d.settings import Resilience
 from ulfm_core import environment
 
@@ -31,16 +31,6 @@ def train(setting: Setting) -> None:
     text = ByteText(
         read_text(options.text), batch=options.batch, sequence=options.sequence, seed=options.seed
     )
-    source = source_of(options, newest, naming="numbered checkpoints")
-    if source is not None:
-        step = read_state(source)["plan"]["step"]
-        if step >= options.steps:
-            if environment.restart():
-                return  # all was done when the job was lost
-            raise OptionError(
-                f"--steps {options.steps}: {source} is the state before step {step}, so nothing is "
-                "left to do; give more steps"
-            )
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if not torch.cuda.is_available():
@@ -56,13 +46,19 @@ def train(setting: Setting) -> None:
         detection=options.detection,
         staging=options.staging,
         bucket_mb=options.bucket_mb,
+        check_every=options.check_every,
         step_limit=options.step_limit,
         schedule=setting.schedule,
         observers=setting.observers(),
         about={name: getattr(options, name) for name in ("tp", "pp", "dp_inner", "zero")},
     )
-    with _written(configuration(options, resume=source)) as path:
-        trainer = ResilientTrainer(path, resilience)
+    try:
+        with _written(configuration(options, resume=resumed_directory(options))) as path:
+            trainer = ResilientTrainer(path, resilience)
+    except NothingLeftError as done:
+        if environment.restart():
+            return  # all was done when the job was lost
+        raise OptionError(f"--steps {options.steps}: {done}") from done
     stage = StageText(
         text,
         trainer.parallel_context,

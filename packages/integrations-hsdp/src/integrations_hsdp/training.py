@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim.lr_scheduler import LambdaLR
 
-from grad_txn.checkpoint import Checkpoints, newest
+from grad_txn.checkpoint import Checkpoints, candidates
 from grad_txn.errors import CheckpointError
 from grad_txn.failures import FailureInjector
 from grad_txn.job import Job
@@ -78,6 +78,7 @@ def train(setting: Setting) -> None:
         injector=FailureInjector(setting.schedule, world.replica, world.position, log),
         observers=setting.observers(),
         tokens_per_microbatch=options.batch * options.sequence,
+        check_every=options.check_every,
         about={
             "seed": options.seed,
             "detection": options.detection,
@@ -93,7 +94,7 @@ def train(setting: Setting) -> None:
         ),
     )
     state = _State(model, optimizer, scheduler, job)
-    _resume(options, state, checkpoints, job)
+    _resume(options, world, state, checkpoints, job)
     job.share(model.parameters())
 
     # The ranks of a replica share a microbatch among them.
@@ -146,11 +147,6 @@ def _inputs(options: argparse.Namespace) -> tuple[ByteText, ModelShape]:
     return text, shape
 
 
-def _newest(directory: Path) -> Path | None:
-    found = newest(directory)
-    return None if found is None else found[1]
-
-
 class _State:
     """What a checkpoint holds."""
 
@@ -199,9 +195,11 @@ class _State:
             ) from error
 
 
-def _resume(options: argparse.Namespace, state: _State, checkpoints: Checkpoints, job: Job) -> None:
+def _resume(
+    options: argparse.Namespace, world: World, state: _State, checkpoints: Checkpoints, job: Job
+) -> None:
     """Load the checkpoint that the flags ask for, if they do."""
-    source = source_of(options, _newest, naming="step-N")
+    source = source_of(options, world, candidates, naming="step-N")
     if source is None:
         return
     state.load(checkpoints, source)

@@ -92,6 +92,14 @@ def add_job(parser: argparse.ArgumentParser) -> FlagGroup:
         help="write a checkpoint every N steps (default: never)",
     )
     job.add_argument(
+        "--check-every",
+        type=at_least(0),
+        default=100,
+        metavar="N",
+        help="compare what the replicas hold at the first step and every N steps; a replica that "
+        "differs from the majority is lost (default: %(default)s; 0: at the first step alone)",
+    )
+    job.add_argument(
         "--seed",
         type=int,
         default=0,

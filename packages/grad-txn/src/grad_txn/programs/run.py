@@ -6,11 +6,12 @@ and checks the input before torch and MPI are started, trains, and gives every e
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from grad_txn.errors import CheckpointError, GradTxnError
+from grad_txn.communicator import Control
+from grad_txn.errors import CheckpointError, DivergenceError, GradTxnError, StartError
 from grad_txn.failures import Schedule
 from grad_txn.log.observer import Observer
 from grad_txn.programs.flags import (
@@ -26,11 +27,12 @@ from grad_txn.programs.flags import (
     policy_of,
     schedule_of,
 )
+from grad_txn.start import Candidate, agree_on_checkpoint
 from ulfm_core import Membership, UsageError, environment
 from ulfm_core.codes import BAD_INPUT, FAILED, FINISHED
 from workload_policy import LayoutError, PlanError, Policy, PolicyError
 
-__all__ = ["LostError", "Program", "Setting", "parse", "run", "source_of"]
+__all__ = ["LostError", "Program", "Setting", "parse", "resumed_directory", "run", "source_of"]
 
 
 class LostError(Exception):
@@ -101,6 +103,9 @@ def run(program: Program, arguments: Sequence[str] | None = None) -> int:
             print(f"pretrain: {lost}", file=sys.stderr)
         return FAILED
     except (GradTxnError, UsageError, LayoutError, PlanError, PolicyError) as error:
+        if isinstance(error, DivergenceError) and not isinstance(error, StartError):
+            print(f"pretrain: {error}", file=sys.stderr)
+            return FAILED
         if not isinstance(error, ValueError | ImportError):  # no mistake of the user's
             raise
         print(f"pretrain: {error}", file=sys.stderr)
@@ -129,27 +134,42 @@ def parse(program: Program, arguments: Sequence[str] | None = None) -> argparse.
 
 
 def source_of(
-    options: argparse.Namespace, newest: Callable[[Path], Path | None], *, naming: str
+    options: argparse.Namespace,
+    world: Control,
+    candidates: Callable[[Path], Mapping[Candidate, Path]],
+    *,
+    naming: str,
 ) -> Path | None:
-    """Return the checkpoint to go on from, if any. Local.
+    """Return the checkpoint to go on from, if any: the same on all ranks.
+
+    Collective over the world.
 
     Args:
         options: The flags.
-        newest: Finds the newest complete checkpoint in a directory.
+        world: The world.
+        candidates: Finds the complete checkpoints in a directory.
         naming: What checkpoints there are named, for a message.
 
     Raises:
-        CheckpointError: The flags ask for one and there is none.
+        CheckpointError: The flags ask for one and there is none, or none that all ranks see.
     """
-    if options.resume is None and not environment.restart():
+    directory = resumed_directory(options)
+    if directory is None:
         return None
-    directory = Path(options.resume or options.out / "checkpoints")
-    found = newest(directory)
-    if found is None and options.resume is not None:
+    found = candidates(directory)
+    chosen = agree_on_checkpoint(world, list(found), where=directory)
+    if chosen is None and options.resume is not None:
         raise CheckpointError(
             f"no complete checkpoint in {directory}: --resume takes a directory with {naming} in it"
         )
-    return found  # None if started again before the first checkpoint: from the beginning
+    return None if chosen is None else found[chosen]
+
+
+def resumed_directory(options: argparse.Namespace) -> Path | None:
+    """Return where the checkpoint to go on from is looked for; None to begin at the beginning."""
+    if options.resume is None and not environment.restart():
+        return None
+    return Path(options.resume or options.out / "checkpoints")
 
 
 def _start(program: Program, options: argparse.Namespace) -> Setting:
