@@ -18,6 +18,7 @@ from training import STAGINGS, Size, arguments_of, decoder_of, save_steps, step_
 
 BASELINE = "DDP on gloo"
 DEFAULT_DDP = "DDP on gloo, with its own bucket copies"  # gradient_as_bucket_view=False
+COMPARED = "no-copy, replicas compared at every step"  # by default at every hundredth
 DETECTIONS = ("deferred", "guarded")
 
 
@@ -56,6 +57,7 @@ def _job(settings: dict[str, Any]) -> None:
     }
     for staging in STAGINGS:
         steps[staging] = _ours(world, alone, size, staging=staging, settings=settings)
+    steps[COMPARED] = _ours(world, alone, size, staging="no-copy", settings=settings, check_every=1)
     rows = take_turns(world, steps, settings["rounds"], baseline=BASELINE)
     hand_back(world, settings, rows)
 
@@ -96,13 +98,15 @@ def _plain(size: Size, *, bucket_view: bool) -> Callable[[], None]:
 
 
 def _ours(
-    world: Any, alone: Any, size: Size, *, staging: str, settings: dict[str, Any]
+    world: Any, alone: Any, size: Size, *, staging: str, settings: dict[str, Any], **more: Any
 ) -> Callable[[], None]:
     from integrations_hsdp.ddp import DDPGradients
 
     model, text = decoder_of(size)
     gradients = DDPGradients(model, process_group=alone, bucket_mb=size.bucket_mb)
-    return step_of_ours(world, gradients, text.microbatch, size, staging=staging, settings=settings)
+    return step_of_ours(
+        world, gradients, text.microbatch, size, staging=staging, settings=settings, **more
+    )
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ def step_of_ours(
     *,
     staging: Any,
     settings: dict[str, Any],
+    check_every: int = 100,
 ) -> Callable[[], None]:
     """Return one step of a job of ours, as a user would write it.
 
@@ -82,6 +83,7 @@ def step_of_ours(
         size: The model's work per step.
         staging: How the job keeps gradients before their reduction.
         settings: What `run_job` handed to the script; the log goes into its scratch folder.
+        check_every: How often the replicas are compared.
     """
     import torch
 
@@ -95,9 +97,10 @@ def step_of_ours(
         torch.optim.AdamW(gradients.model.parameters(), lr=1e-3),
         policy=StaticWorld(),
         grad_accum=size.grad_accum,
-        log=EventLog(Path(settings["scratch"], staging), world.rank),
+        log=EventLog(Path(settings["scratch"], f"{staging}-{check_every}"), world.rank),
         max_norm=1.0,
         staging=staging,
+        check_every=check_every,
         tokens_per_microbatch=world.replica_size * size.batch * size.sequence,
     )
     steps = job.steps(settings["rounds"] + 1000)
