@@ -75,7 +75,7 @@ def flips(rank: int, step: int) -> Damage:
     def damage(at: int, number: int, model: nn.Module, _: torch.optim.Optimizer) -> None:
         if (at, number) == (rank, step):
             bits = model.get_parameter("weight").data.view(torch.int32)
-            bits[1, 2] ^= 1  # the last bit of the mantissa
+            bits[0, 0] ^= 8  # a small one, but one that an update does not round away
 
     return damage
 
