@@ -42,18 +42,14 @@ def accumulate(request: pytest.FixtureRequest) -> Accumulate:
 
 
 @pytest.fixture(params=["fsdp2", "fsdp1", "fsdp1 with one flat parameter"])
-def wrap(
-    request: pytest.FixtureRequest, group: dist.ProcessGroup, accumulate: Accumulate
-) -> Wrap:
+def wrap(request: pytest.FixtureRequest, group: dist.ProcessGroup, accumulate: Accumulate) -> Wrap:
     def fsdp2(model: nn.Module) -> FSDP2Gradients:
         mesh = DeviceMesh.from_group(group, "cpu")
         for child in model.children():
             if isinstance(child, nn.Linear):
                 fully_shard(child, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        return FSDP2Gradients(
-            model, process_group=group, bucket_mb=SMALL, accumulate=accumulate
-        )
+        return FSDP2Gradients(model, process_group=group, bucket_mb=SMALL, accumulate=accumulate)
 
     def fsdp1(model: nn.Module) -> FSDP1Gradients:
         wrapped = FullyShardedDataParallel(
@@ -63,9 +59,7 @@ def wrap(
             device_id=torch.device("cpu"),
             use_orig_params=request.param == "fsdp1",
         )
-        return FSDP1Gradients(
-            wrapped, process_group=group, bucket_mb=SMALL, accumulate=accumulate
-        )
+        return FSDP1Gradients(wrapped, process_group=group, bucket_mb=SMALL, accumulate=accumulate)
 
     return fsdp2 if request.param == "fsdp2" else fsdp1
 

@@ -2,9 +2,10 @@
 
 FSDP2 reduce-scatters a module's gradients in backward and then calls the post-accumulate hooks of
 its sharded parameters. Through these a shard moves to its bucket, and in the last microbatch every
-bucket's reduction across replicas starts while earlier layers still compute. `FSDPModule.set_all_reduce_hook`, made for the
-same purpose, would see one flat buffer whose layout is FSDP's own and depends on which parameters
-took part, before FSDP has divided it, and refuses modules with several parameter groups.
+bucket's reduction across replicas starts while earlier layers still compute.
+`FSDPModule.set_all_reduce_hook`, made for the same purpose, would see one flat buffer whose layout
+is FSDP's own and depends on which parameters took part, before FSDP has divided it, and refuses
+modules with several parameter groups.
 """
 
 from collections.abc import Callable

@@ -151,7 +151,7 @@ class ShardedGradients:
             raise UsageError(
                 f"a gradient of shape {tuple(shard.shape)} was not reduced inside the replica to "
                 f"this rank's {tuple(slot.view.shape)}: FSDP1 needs every module it wraps to be "
-                "used in the last microbatch, or accumulate=\"sharded\""
+                'used in the last microbatch, or accumulate="sharded"'
             )
         if slot.fresh:
             slot.view.copy_(shard)
