@@ -2,10 +2,10 @@
 
     python benchmarks/accumulate.py --out bench-output        (or: nox -s bench)
 
-The small model, two replicas of two ranks, G = 1, 2 and 8 microbatches a step. One job holds both settings, each
-with a model of its own, and takes one step of each in turn. Told are the bytes of gradients that a
-rank holds between microbatches (its buckets, and what FSDP keeps), the greatest of a step, and the
-time of a step by that of the other setting.
+The small model, two replicas of two ranks, G = 1, 2 and 8 microbatches a step. One job holds both
+settings, each with a model of its own, and takes one step of each in turn. Told are the bytes of
+gradients that a rank holds between microbatches (its buckets, and what FSDP keeps), the greatest of
+a step, and the time of a step by that of the other setting.
 """
 
 import sys

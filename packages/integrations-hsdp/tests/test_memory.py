@@ -38,7 +38,7 @@ CASES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def group() -> Iterator[dist.ProcessGroup]:
-    store = FakeStore()  # type: ignore[no-untyped-call]
+    store = FakeStore()
     dist.init_process_group("fake", store=store, rank=0, world_size=2)
     group = dist.group.WORLD
     assert group is not None

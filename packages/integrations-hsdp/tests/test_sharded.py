@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from grad_txn.errors import UsageError
 from grad_txn.gradients import local_part
 from grad_txn.replica import lone_world
+from grad_txn.reserve import Reserve
 from integrations_hsdp.fsdp1 import FSDP1Gradients
 from integrations_hsdp.fsdp2 import FSDP2Gradients
 from integrations_hsdp.sharded import Accumulate
@@ -162,6 +163,25 @@ def test_a_pass_sums_its_microbatches_and_another_adds_to_it(wrap: Wrap) -> None
     assert all(parameter.grad is None for parameter in gradients.model.parameters())
     one_pass(gradients, 7)
     torch.testing.assert_close(shown(gradients), by_hand(plain, 7))
+
+
+def test_redundant_stacks_are_kept_apart_from_what_counts(wrap: Wrap) -> None:
+    plain, model = same(0, Plain)
+    gradients = wrap(model)
+    reserve = Reserve(gradients.buckets)
+    for step in range(2):  # in the second one the buckets are not fresh from their making
+        gradients.zero()
+        reserve.clear()
+        one_pass(gradients, 1, 2)
+        reserve.keep(1)
+        one_pass(gradients, 3, 4)
+        torch.testing.assert_close(shown(gradients), by_hand(plain, 3, 4))
+        if step:  # its supplier has died, and an extended pass comes besides
+            reserve.count([1])
+            one_pass(gradients, 5, 6)
+            for index in range(len(gradients.buckets)):
+                reserve.complete(index)
+            torch.testing.assert_close(shown(gradients), by_hand(plain, 1, 2, 3, 4, 5, 6))
 
 
 def test_what_the_optimizer_sees_is_the_buckets(wrap: Wrap) -> None:
