@@ -72,7 +72,7 @@ def _job(settings: dict[str, Any]) -> None:
             process_group=replicas[world.replica],
             sharding=settings["sharding"],
             bucket_mb=size.bucket_mb,
-            accumulate=accumulate,  # type: ignore[arg-type]
+            accumulate=accumulate,
         )
         watched = held[accumulate] = [0]
 
