@@ -161,7 +161,7 @@ def bench(session: nox.Session) -> None:
     `-- --smoke`: a minute of each.
     """
     install(session, *PACKAGES)
-    scripts = ["step", "hsdp", "allreduce", "recovery"]
+    scripts = ["step", "hsdp", "accumulate", "allreduce", "recovery"]
     chosen = [name for name in scripts if name in session.posargs] or scripts
     flags = [flag for flag in session.posargs if flag not in scripts]
     for name in chosen:

@@ -130,7 +130,11 @@ def _ours(
 
     decoder, text = decoder_of(size, ranks=SHARDS)
     gradients = wrap(
-        decoder, process_group=replica, sharding=settings["sharding"], bucket_mb=size.bucket_mb
+        decoder,
+        process_group=replica,
+        sharding=settings["sharding"],
+        bucket_mb=size.bucket_mb,
+        accumulate="unsharded",  # as the baseline does
     )
     mine = _mine(text, size, world.position)
     return step_of_ours(world, gradients, mine, size, staging=staging, settings=settings)

@@ -240,9 +240,10 @@ def test_in_bfloat16_with_recomputation_too(sharding: str, trainer: Trainer) -> 
     assert any(apart(whole[step], precise[step]) for step in whole)
 
 
+@pytest.mark.parametrize("accumulate", ["sharded", "unsharded"])
 @pytest.mark.parametrize("sharding", ["fsdp2", "fsdp1"])
 def test_half_the_replicas_lost_or_none_trains_as_torch_hsdp_does(
-    sharding: str, trainer: Trainer
+    sharding: str, accumulate: str, trainer: Trainer
 ) -> None:
     plain = four_of_two(0, sharding=sharding, policy="exact", steps=5, kills=())
     job = trainer.start(plain, "torch.json", program=[TORCH_HSDP])
@@ -250,7 +251,7 @@ def test_half_the_replicas_lost_or_none_trains_as_torch_hsdp_does(
     theirs = json.loads((trainer.folder / "torch.json").read_text())
     lossy = next(one for one in half_the_replicas() if one.sharding == sharding)
     for name, case in (("plain", plain), ("lossy", lossy)):
-        run = trainer.run(case, name)
+        run = trainer.run(case, name, "--accumulate", accumulate)
         assert run.code == 0, run.said
         ours = run.trajectory()
         assert sorted(ours) == list(range(5))

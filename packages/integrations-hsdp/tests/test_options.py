@@ -40,6 +40,11 @@ def test_defaults(tmp_path: Path) -> None:
         (["--shard-size", "2", "--sharding", "ddp"], "--sharding ddp --shard-size 2"),
         (["--shard-size", "3"], "--batch 4"),
         (["--precision", "bfloat16"], "--precision bfloat16"),
+        (["--accumulate", "unsharded"], "needs --sharding fsdp2 or fsdp1"),
+        (
+            ["--accumulate", "unsharded", "--sharding", "fsdp1", "--precision", "bfloat16"],
+            "--accumulate unsharded: fsdp1 would sum in bfloat16",
+        ),
         (["--failures", "f.yaml", "--random-failures", "1"], "exclude each other"),
     ],
 )

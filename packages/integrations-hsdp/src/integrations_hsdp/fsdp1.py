@@ -4,9 +4,10 @@ FSDP1 has no hook behind its reduce-scatter, so the reductions across replicas s
 has returned, from the sharded gradients that it leaves (ReCoVer, appendix C, path 3). With the
 replica as its whole world there is no replicate axis, and no division by its size to undo.
 
-Between the microbatches of a pass FSDP1 would keep a sum in the type of the computation. Where that
-is shorter than float32, every microbatch is reduced inside the replica instead and added here in
-float32: a sum must not depend on which replica has computed which microbatch.
+Within `no_sync` FSDP1 keeps whole gradients, and their sum in the type of the computation. Where
+that is shorter than float32 only ``accumulate="sharded"`` is right, which reduces every microbatch
+inside the replica and adds here in float32: a sum must not depend on which replica has computed
+which microbatch.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from grad_txn.errors import UsageError
-from integrations_hsdp.sharded import ShardedGradients
+from integrations_hsdp.sharded import Accumulate, ShardedGradients
 
 __all__ = ["FSDP1Gradients"]
 
@@ -35,13 +36,23 @@ class FSDP1Gradients(ShardedGradients):
             SHARD_GRAD_OP; with or without `use_orig_params`.
         process_group: The replica's.
         bucket_mb: Bucket size, in MiB.
+        accumulate: ``"sharded"`` reduce-scatters every microbatch and adds the shards, in the
+            parameters' type. ``"unsharded"`` is `no_sync` for all but the last microbatch of a
+            pass: one reduce-scatter a pass, and until then this rank holds the replica's whole
+            gradients.
 
     Raises:
-        UsageError: The model is not wrapped by FSDP1, or its strategy has an axis of replicas.
+        UsageError: The model is not wrapped by FSDP1, or its strategy has an axis of replicas; or
+            FSDP1 would accumulate in less than float32.
     """
 
     def __init__(
-        self, model: nn.Module, *, process_group: dist.ProcessGroup, bucket_mb: float = 25.0
+        self,
+        model: nn.Module,
+        *,
+        process_group: dist.ProcessGroup,
+        bucket_mb: float = 25.0,
+        accumulate: Accumulate = "sharded",
     ) -> None:
         if not isinstance(model, FullyShardedDataParallel):
             raise UsageError(
@@ -55,39 +66,33 @@ class FSDP1Gradients(ShardedGradients):
                     f"the sharding strategy is {module.sharding_strategy.name}: use FULL_SHARD or "
                     "SHARD_GRAD_OP, replicas are outside of FSDP here"
                 )
+            compute = module.mixed_precision.param_dtype
+            if accumulate == "unsharded" and compute not in {None, torch.float32, torch.float64}:
+                raise UsageError(
+                    f'accumulate="unsharded": FSDP1 would sum microbatches in {compute}, use '
+                    '"sharded", which sums in the type of the parameters'
+                )
         self.model = model
-        self._reduces_each = any(
-            module.mixed_precision.param_dtype not in {None, torch.float32, torch.float64}
-            for module in FullyShardedDataParallel.fsdp_modules(model)
-        )
         self._unsynchronized = ExitStack()
         self._passing = False
         super().__init__(
             (parameter for parameter in model.parameters() if parameter.requires_grad),
             process_group=process_group,
             bucket_mb=bucket_mb,
+            accumulate=accumulate,
             as_grad=_as_it_is,
         )
 
     def begin_microbatch(self, *, last: bool, ready: Callable[[int], None]) -> None:
         """Prepare the next forward and backward; ``ready`` is called after the last backward."""
-        self._last = last
         if not self._passing:
             self.hide()
-            if not (last or self._reduces_each):
+            if not (last or self._each):
                 self._unsynchronized.enter_context(self.model.no_sync())
         if last:
             self._unsynchronized.close()
             self.start_last(ready)
         self._passing = not last
-
-    def end_microbatch(self) -> None:
-        """Tell of all buckets, if they are final."""
-        if self._last:
-            self.finish_last()
-        elif self._reduces_each:
-            for parameter in self.with_gradient():
-                self.add(parameter)
 
 
 def _as_it_is(view: Tensor, _parameter: nn.Parameter) -> Tensor:

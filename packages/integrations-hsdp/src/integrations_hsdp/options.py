@@ -4,9 +4,10 @@ import argparse
 
 from grad_txn.programs.flags import FlagGroup, Flags, OptionError, at_least
 
-__all__ = ["SHARDINGS", "add_flags", "check"]
+__all__ = ["ACCUMULATE", "SHARDINGS", "add_flags", "check"]
 
 SHARDINGS = ("ddp", "fsdp2", "fsdp1")
+ACCUMULATE = ("sharded", "unsharded")
 
 
 def add_flags(_parser: Flags, job: FlagGroup, model: FlagGroup) -> None:
@@ -22,6 +23,13 @@ def add_flags(_parser: Flags, job: FlagGroup, model: FlagGroup) -> None:
         "--sharding",
         choices=SHARDINGS,
         help="what shards them (default: fsdp2; with one rank ddp, which shards nothing)",
+    )
+    job.add_argument(
+        "--accumulate",
+        choices=ACCUMULATE,
+        default="sharded",
+        help="what fsdp2 and fsdp1 keep of the gradients between microbatches: this rank's shard, "
+        "reduce-scattering each; or the whole, reduce-scattering the last (default: %(default)s)",
     )
     job.add_argument(
         "--precision",
@@ -51,6 +59,13 @@ def check(options: argparse.Namespace) -> None:
         )
     if options.sharding == "ddp" and options.precision != "float32":
         raise OptionError(f"--precision {options.precision}: needs --sharding fsdp2 or fsdp1")
+    if options.accumulate == "unsharded":
+        if options.sharding == "ddp":
+            raise OptionError("--accumulate unsharded: needs --sharding fsdp2 or fsdp1")
+        if options.sharding == "fsdp1" and options.precision != "float32":
+            raise OptionError(
+                f"--accumulate unsharded: fsdp1 would sum in {options.precision}, use sharded"
+            )
     if options.batch % size:
         raise OptionError(
             f"--batch {options.batch}: the {size} ranks of a replica share a microbatch, make it a "

@@ -1,15 +1,19 @@
 """Finished gradients of a replica whose parameters are sharded over its ranks.
 
-What FSDP2 and FSDP1 have in common. After the last microbatch of a pass the framework has reduced
-the gradients inside the replica, and this rank holds its shard of their sum. Here that shard is
-added to flat buckets of its own, and the parameters' `grad` is taken away: an extended pass then
-leaves the sum of the extra microbatches alone, and what is reduced across replicas is never
-something that the framework may still add to.
+What FSDP2 and FSDP1 have in common. When the framework has reduced gradients inside the replica,
+this rank holds its shard of them. Here that shard is added to flat buckets of its own, and the
+parameters' `grad` is taken away: an extended pass then leaves the sum of the extra microbatches
+alone, and what is reduced across replicas is never something that the framework may still add to.
+
+The framework reduces after every microbatch (`accumulate="sharded"`), so that no rank holds more
+than a shard of gradients between microbatches; or after the last of a pass (`"unsharded"`), from a
+sum that it keeps of the whole gradients until then, which saves the other reductions.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -19,7 +23,10 @@ from grad_txn.errors import UsageError
 from grad_txn.gradients import local_part
 from grad_txn.replica import of_all_ranks
 
-__all__ = ["ShardedGradients"]
+__all__ = ["Accumulate", "ShardedGradients"]
+
+Accumulate = Literal["sharded", "unsharded"]
+"""What is kept of the gradients between the microbatches of a pass, see the module."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,9 +46,14 @@ class ShardedGradients:
         parameters: The sharded parameters, in the order of registration.
         process_group: The replica's.
         bucket_mb: Bucket size, in MiB.
+        accumulate: Keep this rank's shard between microbatches, or the framework's whole gradients.
         as_grad: Makes of a view of a bucket what the parameter's `grad` is to be.
 
-    Memory: one gradient shard, which the framework does not keep any more.
+    Memory: one gradient shard, which the framework does not keep any more. Between microbatches
+    also, with ``accumulate="unsharded"``, the replica's whole gradients in the type of reduction.
+
+    Raises:
+        UsageError: `accumulate` is neither.
     """
 
     def __init__(
@@ -50,9 +62,13 @@ class ShardedGradients:
         *,
         process_group: dist.ProcessGroup,
         bucket_mb: float,
+        accumulate: Accumulate,
         as_grad: Callable[[Tensor, nn.Parameter], Tensor],
     ) -> None:
+        if accumulate not in {"sharded", "unsharded"}:
+            raise UsageError(f'accumulate={accumulate!r}: use "sharded" or "unsharded"')
         self._process_group = process_group
+        self._each = accumulate == "sharded"
         self._ready: Callable[[int], None] | None = None
         self._told = 0
         self._slots: dict[nn.Parameter, _Slot] = {}
@@ -101,6 +117,21 @@ class ShardedGradients:
         self._told = 0
         self._waiting = list(self._sizes)
 
+    def end_microbatch(self) -> None:
+        """Move what backward has left to the buckets; tell of all, if they are final."""
+        if self._ready is not None:
+            self.finish_last()
+        elif self._each:
+            for parameter in self.with_gradient():
+                self.add(parameter)
+
+    def collect(self, parameter: nn.Parameter) -> None:
+        """Move a gradient that was just reduced inside the replica to its bucket. Local."""
+        if self._ready is not None:
+            self.take(parameter)
+        else:
+            self.add(parameter)
+
     def take(self, parameter: nn.Parameter) -> None:
         """Add a parameter's final gradient to its bucket, and tell if that is full. Local."""
         self.add(parameter)
@@ -120,7 +151,7 @@ class ShardedGradients:
             raise UsageError(
                 f"a gradient of shape {tuple(shard.shape)} was not reduced inside the replica to "
                 f"this rank's {tuple(slot.view.shape)}: FSDP1 needs every module it wraps to be "
-                "used in the last microbatch"
+                'used in the last microbatch, or accumulate="sharded"'
             )
         if slot.fresh:
             slot.view.copy_(shard)

@@ -55,6 +55,7 @@ def train(setting: Setting) -> None:
         process_group=here.process_group,
         sharding=options.sharding,
         bucket_mb=options.bucket_mb,
+        accumulate=options.accumulate,
         low_precision=options.precision != "float32",
         recompute=options.recompute,
     )

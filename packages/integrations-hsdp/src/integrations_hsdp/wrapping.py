@@ -24,6 +24,7 @@ from integrations_hsdp.ddp import DDPGradients
 from integrations_hsdp.fsdp1 import FSDP1Gradients
 from integrations_hsdp.fsdp2 import FSDP2Gradients
 from integrations_hsdp.model import Block, Decoder
+from integrations_hsdp.sharded import Accumulate
 
 __all__ = ["Sharding", "wrap"]
 
@@ -36,6 +37,7 @@ def wrap(
     process_group: dist.ProcessGroup,
     sharding: Sharding,
     bucket_mb: float,
+    accumulate: Accumulate = "sharded",
     low_precision: bool = False,
     recompute: bool = False,
 ) -> DDPGradients | FSDP2Gradients | FSDP1Gradients:
@@ -46,6 +48,8 @@ def wrap(
         process_group: The replica's.
         sharding: What wraps it.
         bucket_mb: Size of a bucket of gradients, in MiB.
+        accumulate: What a sharded replica keeps of the gradients between microbatches; nothing that
+            DDP knows.
         low_precision: Compute in bfloat16; reduce, add and step in float32.
         recompute: Keep no activations inside a layer.
     """
@@ -74,15 +78,19 @@ def wrap(
             device_id=_device_of(model),
             use_orig_params=True,
         )
-        return FSDP1Gradients(wrapped, process_group=process_group, bucket_mb=bucket_mb)
+        return FSDP1Gradients(
+            wrapped, process_group=process_group, bucket_mb=bucket_mb, accumulate=accumulate
+        )
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduction)
-    # What was gathered for a forward stays for the backward: no communication inside the replica
-    # but in the first and the last microbatch of a pass.
+    # What was gathered for a forward stays for the backward and for the microbatches that follow:
+    # parameters are gathered once a pass.
     shard = partial(fully_shard, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for block in model.blocks:
         shard(block)
     shard(model)
-    return FSDP2Gradients(model, process_group=process_group, bucket_mb=bucket_mb)
+    return FSDP2Gradients(
+        model, process_group=process_group, bucket_mb=bucket_mb, accumulate=accumulate
+    )
 
 
 def _device_of(model: nn.Module) -> torch.device:
