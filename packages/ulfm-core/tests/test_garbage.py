@@ -2,6 +2,7 @@
 
 import math
 from array import array
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from ulfm_core.garbage import spoil
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 1000)])
 def test_floats_become_nan(dtype: type, shape: tuple[int, ...]) -> None:
-    buffer = np.ones(shape, dtype)
+    buffer: Any = np.ones(shape, dtype)
     spoil(buffer)
     flat = buffer.reshape(-1)
     assert np.isnan(flat[:1024]).all()

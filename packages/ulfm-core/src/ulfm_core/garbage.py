@@ -29,7 +29,7 @@ def spoil(destination: Any) -> None:
             destination.reshape(-1)[:_ELEMENTS] = float("nan")
         return
     try:
-        view = memoryview(destination)
+        view: Any = memoryview(destination)
     except TypeError:
         return
     if view.format in {"d", "f"} and view.ndim == 1:

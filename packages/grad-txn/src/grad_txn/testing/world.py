@@ -197,12 +197,14 @@ class RankThread:
         mine = source.detach().clone() if contribute else torch.zeros_like(source)
         target = source if destination is None else destination
 
-        combine = {"sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum}
+        combine: Callable[[Tensor, Tensor], Tensor] = {
+            "sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
+        }[op]  # fmt: skip
 
         def reduce(parts: Sequence[Tensor]) -> Tensor:
             total = parts[0].clone()
             for part in parts[1:]:
-                total = combine[op](total, part)
+                total = combine(total, part)
             return total
 
         return self._post(mine, target, reduce, among)
