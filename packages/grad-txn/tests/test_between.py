@@ -305,7 +305,7 @@ def test_notes_are_resumed(tmp_path: Path) -> None:
         job.load_state_dict(state)
         return job.notes
 
-    assert run(tmp_path, use, steps=1) == dict.fromkeys(range(3), [{"best": [1, 0.1]}])
+    assert run(tmp_path, use, steps=1) == {rank: [{"best": [1, 0.1]}] for rank in range(3)}
 
 
 def test_what_cannot_be_noted(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def group() -> Iterator[dist.ProcessGroup]:
 
 
 PLAIN: dict[str, Callable[..., Any]] = {
-    "get_rank": lambda **group: dist.get_rank(**group),
-    "get_world_size": lambda **group: dist.get_world_size(**group),
+    "get_rank": dist.get_rank,
+    "get_world_size": dist.get_world_size,
     "all_reduce": lambda **group: dist.all_reduce(ones(1), **group),
     "broadcast": lambda **group: dist.broadcast(ones(1), 0, **group),
     "reduce": lambda **group: dist.reduce(ones(1), 0, **group),
@@ -42,7 +42,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "all_gather_object": lambda **group: dist.all_gather_object([None], 1, **group),
     "broadcast_object_list": lambda **group: dist.broadcast_object_list([1], 0, **group),
     "gather_object": lambda **group: dist.gather_object(1, [None], 0, **group),
-    "barrier": lambda **group: dist.barrier(**group),
+    "barrier": dist.barrier,
 }
 
 

@@ -197,9 +197,8 @@ class RankThread:
         mine = source.detach().clone() if contribute else torch.zeros_like(source)
         target = source if destination is None else destination
 
-        combine: Callable[[Tensor, Tensor], Tensor] = {
-            "sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
-        }[op]  # fmt: skip
+        named = {"sum": "add", "prod": "mul", "min": "minimum", "max": "maximum"}
+        combine: Callable[[Tensor, Tensor], Tensor] = getattr(torch, named[op])
 
         def reduce(parts: Sequence[Tensor]) -> Tensor:
             total = parts[0].clone()
