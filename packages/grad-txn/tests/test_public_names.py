@@ -30,6 +30,7 @@ NAMES = [
     "MetricsSink",
     "Observer",
     "Pass",
+    "Reduced",
     "Reducer",
     "ScheduleError",
     "Step",

@@ -9,7 +9,6 @@ one goes on, inside the step and with the same batch.
 import sys
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -33,7 +32,7 @@ def main() -> None:
     """Train, as one of the job's ranks."""
     world = ulfm_core.init(replica_size=SHARDS)
     group = replica_world(world)
-    rank = dist.get_rank()
+    rank = world.position
     mesh = init_device_mesh("cpu", (SHARDS,))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))

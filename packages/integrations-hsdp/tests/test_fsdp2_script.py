@@ -16,6 +16,7 @@ STEP = re.compile(r"^step (\d+) loss ([\d.]+)$", re.MULTILINE)
 KILLED = """
 import os, runpy, signal, sys
 import torch
+from grad_txn import Job
 from grad_txn.step import Step
 
 backward = Step.backward
@@ -24,6 +25,15 @@ def until_killed(step, loss):
         os.kill(os.getpid(), signal.SIGKILL)
     backward(step, loss)
 Step.backward = until_killed
+
+steps = Job.steps
+def reducing(job, count):
+    for step in steps(job, count):
+        yield step
+        reduced = job.reduce(torch.ones(1))  # over both ranks of each replica
+        assert reduced.replicas == ((0, 1) if step.number < 3 else (1,))
+        assert reduced.value.item() == 2 * len(reduced.replicas)
+Job.steps = reducing
 runpy.run_path({script!r}, run_name="__main__")
 """
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from grad_txn.log.observer import Observer
     from grad_txn.log.report import write_report
     from grad_txn.passes import Pass
+    from grad_txn.reduction import Reduced
     from grad_txn.replica import Joined, join, lone_world, replica_world
     from grad_txn.step import Step
 
@@ -56,6 +57,7 @@ __all__ = [
     "MetricsSink",
     "Observer",
     "Pass",
+    "Reduced",
     "Reducer",
     "ScheduleError",
     "Step",
@@ -87,6 +89,7 @@ __getattr__ = exporter(
         "MetricsSink": "grad_txn.log.metrics",
         "Observer": "grad_txn.log.observer",
         "Pass": "grad_txn.passes",
+        "Reduced": "grad_txn.reduction",
         "Reducer": "grad_txn.communicator",
         "Step": "grad_txn.step",
         "export_metrics": "grad_txn.log.metrics",

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from ulfm_core import Agreement, Membership, Outcome, Repair
+from ulfm_core.collectives import Operation
 
 __all__ = ["Communicator", "Control", "Reducer", "Work"]
 
@@ -68,7 +69,9 @@ class Control(Protocol):
     def on_repair_phase(self, call: Callable[[str, int], None] | None) -> None: ...  # noqa: D102
 
     # A few numbers, over the cross-replica group or among some ranks.
-    def all_reduce(self, source: Any) -> Work: ...  # noqa: D102
+    def all_reduce(  # noqa: D102
+        self, source: Any, *, op: Operation = "sum", among: Any = None
+    ) -> Work: ...
     def all_gather(self, source: Any, destination: Any, *, among: Any = None) -> Work: ...  # noqa: D102
     def broadcast(self, buffer: Any, *, root: int, among: Any = None) -> Work: ...  # noqa: D102
     def subgroup(self, ranks: Sequence[int]) -> Any: ...  # noqa: D102
@@ -80,3 +83,13 @@ class Control(Protocol):
 
 class Communicator(Reducer, Control, Protocol):
     """Both in one, as `ulfm_core.World` is."""
+
+    def all_reduce(  # noqa: D102 - see both
+        self,
+        source: Any,
+        destination: Any = None,
+        *,
+        op: Operation = "sum",
+        contribute: bool = True,
+        among: Any = None,
+    ) -> Work: ...

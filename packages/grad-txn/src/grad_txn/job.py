@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grad_txn.between import Between
 from grad_txn.communicator import Communicator, Control, Reducer
 from grad_txn.errors import UsageError
 from grad_txn.failures.places import NOWHERE, At, Places
@@ -32,6 +33,7 @@ from grad_txn.gradients import Gradients, local_part
 from grad_txn.log.events import EventLog
 from grad_txn.log.lines import ExitLine, StartLine, last_words
 from grad_txn.log.observer import Observer
+from grad_txn.notes import Notes
 from grad_txn.parts import Parts, Progress, Steppable
 from grad_txn.recovery import repair
 from grad_txn.reserve import Reserve
@@ -47,7 +49,7 @@ __all__ = ["Job"]
 _PLAIN = (bool, int, float, str, tuple, type(None))
 
 
-class Job:
+class Job(Between):
     """A training job over the living replicas.
 
     Args:
@@ -124,6 +126,7 @@ class Job:
             tokens_per_microbatch=tokens_per_microbatch,
         )
         self._progress = Progress(plan=plan, step_plan=plan)
+        self._notes = Notes()
         self._lay_out(plan)
         world.set_last_words(log.fileno(), last_words(CONDEMNED))
         world.on_repair_phase(self._on_repair_phase)
@@ -203,11 +206,12 @@ class Job:
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming needs besides model and optimizer. Local.
 
-        That is the step, the policy's state and the cursor of the stream, ready for JSON. Within a
+        That is the step, the policy's state, the cursor of the stream and the notes, ready for
+        JSON. Within a
         step that cannot be finished it is the state that the step began with, as that of model and
         optimizer is.
         """
-        return {"plan": self._progress.step_plan.to_dict()}
+        return {"plan": self._progress.step_plan.to_dict(), "notes": self._notes.to_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`, with as many replicas as there are now; B stays B.
@@ -218,6 +222,7 @@ class Job:
             workload_policy.PlanError: The state is damaged, or of another policy.
         """
         self._lay_out(Plan.from_dict(state["plan"]))
+        self._notes.load(state["notes"])
 
     def _lay_out(self, plan: Plan) -> None:
         """Put a plan into force, for the replicas that are there."""

@@ -75,10 +75,12 @@ class Progress:
         step_plan: The plan that the step in progress began with, which a checkpoint holds.
         broken_in: The last step, if it stood although somebody had died: the next one begins with
             the repair.
+        computing: Whether a step is in progress, from its first microbatch to its commit.
         committed_at: When the last step committed, by `time.perf_counter`.
     """
 
     plan: Plan
     step_plan: Plan
     broken_in: int | None = None
+    computing: bool = False
     committed_at: float = 0.0

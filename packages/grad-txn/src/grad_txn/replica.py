@@ -1,7 +1,7 @@
 """A replica as a torch.distributed world of its own."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import ulfm_core
+from grad_txn.plain_calls import refuse_plain_calls
 from ulfm_core import Detection, Outcome, Subgroup, UlfmError, World, environment
 
 __all__ = ["Joined", "join", "lone_world", "of_all_ranks", "replica_world"]
@@ -38,6 +39,7 @@ def join(
     detection: Detection,
     step_limit: float,
     place: Callable[[World], torch.device],
+    libraries: Collection[str] = (),
 ) -> Joined:
     """Join the job's world, with a bound on every wait, and make the replica a torch world.
 
@@ -48,6 +50,7 @@ def join(
         detection: See `ulfm_core.init`.
         step_limit: Seconds without progress after which this rank is ended.
         place: Returns the device of this rank, before CUDA is initialised.
+        libraries: See `replica_world`.
 
     Raises:
         ulfm_core.UsageError: An argument has a value that cannot work.
@@ -61,12 +64,16 @@ def join(
     device = place(world)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    group = replica_world(world, device=device, timeout=patience)
+    group = replica_world(world, device=device, timeout=patience, libraries=libraries)
     return Joined(world=world, process_group=group, device=device)
 
 
 def replica_world(
-    world: World, *, device: torch.device | None = None, timeout: float = 600.0
+    world: World,
+    *,
+    device: torch.device | None = None,
+    timeout: float = 600.0,
+    libraries: Collection[str] = (),
 ) -> dist.ProcessGroup:
     """Make the ranks of this rank's replica a torch.distributed world, and return its group.
 
@@ -74,11 +81,17 @@ def replica_world(
     along that others need. The variables that torchrun sets (RANK, WORLD_SIZE, MASTER_ADDR,
     MASTER_PORT) are set to those of the replica. Collective over the replica.
 
+    A call of torch.distributed that names no group would mean this replica, where a script means
+    the job (``dist.get_rank() == 0``, ``dist.all_reduce(loss)``): from now on such calls raise a
+    `grad_txn.UsageError`, but for those of torch itself. See `grad_txn.plain_calls`.
+
     Args:
         world: The job's world, made with the replica's size.
         device: Of the training; a CUDA device gets NCCL beside gloo.
         timeout: Seconds that an operation inside the replica may take. It should be longer than the
             world's step limit, which says where a rank stood.
+        libraries: Top-level packages whose calls without a group mean the replica, as a framework's
+            do that runs inside it: ``("nanotron",)``.
 
     Raises:
         UlfmError: A rank of the replica died meanwhile.
@@ -88,7 +101,9 @@ def replica_world(
     size = len(ranks)
     if size == 1:
         environment.set_torch_world(rank=0, world_size=1, address="127.0.0.1", port=0)
-        return lone_world(device=device, timeout=timeout)
+        group = lone_world(device=device, timeout=timeout)
+        refuse_plain_calls(group, libraries=libraries)
+        return group
     limit = timedelta(seconds=timeout)
     replica = world.subgroup(ranks)
     if world.position == 0:
@@ -105,7 +120,9 @@ def replica_world(
             host, port, size, is_master=False, timeout=limit
         )
     environment.set_torch_world(rank=world.position, world_size=size, address=host, port=port)
-    return _default_group(store, rank=world.position, size=size, device=device, timeout=timeout)
+    group = _default_group(store, rank=world.position, size=size, device=device, timeout=timeout)
+    refuse_plain_calls(group, libraries=libraries)
+    return group
 
 
 def lone_world(*, device: torch.device | None = None, timeout: float = 600.0) -> dist.ProcessGroup:

@@ -96,7 +96,7 @@ class Step:
     def _to_its_end(self, compute: Compute[Given]) -> Iterator[Given]:
         if self._begun:
             raise UsageError(f"step {self.number} was iterated over already")
-        self._begun = True
+        self._begun = self._progress.computing = True
         if self._progress.broken_in is not None:
             repair(self._parts, self._progress)
         self._parts.sameness.begin(self.number)
@@ -207,6 +207,7 @@ class Step:
                 self.committed = True
                 self.line = commit.apply(parts, progress, closing)
                 self.loss = self.line.loss
+                progress.computing = False
                 return None
             self._recovery = recover(
                 parts,

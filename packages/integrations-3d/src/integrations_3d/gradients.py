@@ -109,7 +109,8 @@ class NanotronGradients:
         if dist.get_rank(self._alike) != 0:
             return False
         tied = slot.parameter.is_tied
-        return not tied or dist.get_rank() == slot.parameter.get_tied_info().global_ranks[0]
+        mine = dist.get_rank(self._context.world_pg)
+        return not tied or mine == slot.parameter.get_tied_info().global_ranks[0]
 
     def _tied_groups(self) -> list[tuple[tuple[int, ...], list[Tensor]]]:
         """The ranks that share parameters, and the gradients of these, in the same order on all."""

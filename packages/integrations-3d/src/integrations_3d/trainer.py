@@ -93,6 +93,7 @@ class Resilient:
             detection=resilience.detection,
             step_limit=resilience.step_limit,
             place=take_device,
+            libraries=("nanotron", "integrations_3d"),
         )
         self.world = here.world
         self._resumed_from: Path | None = None

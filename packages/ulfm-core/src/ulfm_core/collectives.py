@@ -55,6 +55,11 @@ class Collectives(Bounds):
         Both buffers belong to the operation until it has ended. Collective over the group, in the
         same order on all.
 
+        If a rank dies in it, nothing is repeated: each survivor may hold another partial sum, or
+        the right one, and only the outcome of `Work.wait` tells (see there). No number may be used
+        before a `consensus` has passed on it. In a job of grad_txn use `Job.reduce`, which does
+        this and repeats it.
+
         Raises:
             TypeError: the buffer's type, or its memory, cannot be communicated.
             ValueError: not contiguous, or the two do not match.
@@ -73,7 +78,8 @@ class Collectives(Bounds):
                 op=_native_op(op),
                 contribute=contribute,
                 among=_native_subgroup(among),
-            )
+            ),
+            target,
         )
 
     def broadcast(self, buffer: Any, *, root: int, among: Subgroup | None = None) -> Work:
@@ -85,7 +91,11 @@ class Collectives(Bounds):
         if not 0 <= root < size:
             message = f"root {root} is not in 0..{size - 1}: roots are indices in the living group"
             raise UsageError(message)
-        return self._work(self._native.broadcast(buffer, root=root, among=_native_subgroup(among)))
+        rank = self._native.group_rank if among is None else among.rank
+        return self._work(
+            self._native.broadcast(buffer, root=root, among=_native_subgroup(among)),
+            None if rank == root else buffer,
+        )
 
     def all_gather(self, source: Any, destination: Any, *, among: Subgroup | None = None) -> Work:
         """Concatenate every member's `source` in `destination`, `group_size` times as long.
@@ -93,7 +103,8 @@ class Collectives(Bounds):
         Collective over the group.
         """
         return self._work(
-            self._native.all_gather(source, destination, among=_native_subgroup(among))
+            self._native.all_gather(source, destination, among=_native_subgroup(among)),
+            destination,
         )
 
     def barrier(self, *, among: Subgroup | None = None) -> Work:
@@ -145,8 +156,8 @@ class Collectives(Bounds):
         }
         return names[_core.device_transport()]
 
-    def _work(self, native: _core.Work) -> Work:
-        return Work(native, self, self._native.epoch)
+    def _work(self, native: _core.Work, destination: Any = None) -> Work:
+        return Work(native, self, self._native.epoch, destination)
 
 
 def _native_op(op: str) -> _core.Op:

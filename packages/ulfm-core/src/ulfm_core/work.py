@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ulfm_core.errors import PeerLostError, UlfmError
+from ulfm_core.garbage import spoil
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,9 +38,12 @@ class Work:
         epoch: The world epoch it was submitted in.
     """
 
-    def __init__(self, native: _core.Work, bounds: Bounds, epoch: int) -> None:
+    def __init__(
+        self, native: _core.Work, bounds: Bounds, epoch: int, destination: Any = None
+    ) -> None:
         self._native = native
         self._bounds = bounds
+        self._destination = destination
         self.epoch = epoch
 
     def __repr__(self) -> str:
@@ -50,7 +54,11 @@ class Work:
         return self._native.done()
 
     def wait(self) -> Outcome:
-        """Block until it has ended and return how.
+        """Block until it has ended and return how. Does not raise because a peer died.
+
+        Look at the outcome, or call `result`, which raises. Unless it is OK, the first 1024
+        elements of a floating destination are NaN; integers are left as they are, and wrong. OK is
+        this rank's own: what a peer got may be garbage all the same, until a consensus has passed.
 
         Bounded by the world's `wait_limit`: the guard ends a process whose operation stalls.
 
@@ -62,7 +70,11 @@ class Work:
                 self._native.wait()
         if self._native.fatal:
             raise UlfmError(self._native.message)
-        return self.outcome
+        outcome, destination = self.outcome, self._destination
+        self._destination = None
+        if outcome is not Outcome.OK and destination is not None:
+            spoil(destination)
+        return outcome
 
     def result(self) -> None:
         """Block until it has ended; raise unless it succeeded here.

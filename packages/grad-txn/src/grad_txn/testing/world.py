@@ -29,6 +29,7 @@ from grad_txn.failures import FailureInjector, Kill
 from grad_txn.log.events import EventLog
 from grad_txn.log.lines import InjectLine
 from ulfm_core import Agreement, Membership, Outcome, Repair, ReplicaCondemnedError
+from ulfm_core.collectives import Operation
 
 __all__ = ["RankThread", "ThreadInjector", "ThreadWorld"]
 
@@ -184,19 +185,28 @@ class RankThread:
         raise _KilledError
 
     def all_reduce(
-        self, source: Tensor, destination: Tensor | None = None, *, contribute: bool = True
+        self,
+        source: Tensor,
+        destination: Tensor | None = None,
+        *,
+        op: Operation = "sum",
+        contribute: bool = True,
+        among: Sequence[int] | None = None,
     ) -> "_Work":
-        """Sum `source` over the group, in the order of the ranks."""
+        """Combine `source` over the group, or among these, in the order of the ranks."""
         mine = source.detach().clone() if contribute else torch.zeros_like(source)
         target = source if destination is None else destination
 
-        def add(parts: Sequence[Tensor]) -> Tensor:
+        named = {"sum": "add", "prod": "mul", "min": "minimum", "max": "maximum"}
+        combine: Callable[[Tensor, Tensor], Tensor] = getattr(torch, named[op])
+
+        def reduce(parts: Sequence[Tensor]) -> Tensor:
             total = parts[0].clone()
             for part in parts[1:]:
-                total += part
+                total = combine(total, part)
             return total
 
-        return self._post(mine, target, add)
+        return self._post(mine, target, reduce, among)
 
     def all_gather(
         self, source: Tensor, destination: Tensor, *, among: Sequence[int] | None = None
