@@ -86,7 +86,7 @@ def _restart() -> dict[str, Any]:
                 raise
             _finish(process, folder)
         logs = [_lines(folder, rank) for rank in range(RANKS)]
-        steps = [line for log in logs for line in log if line["event"] == "step"]
+        steps = [line for log in logs for line in log if line["event"] == "commit"]
         usual = statistics.median(line["seconds"] for line in steps if line["step"] > 0)
         # Of the second start: the first may have committed a step while it was being killed.
         begun = min(_starts(log)[1]["time"] for log in logs)

@@ -94,9 +94,19 @@ class Run:
         return [line for lines in self.events.values() for line in lines if line["event"] == kind]
 
     def steps(self) -> dict[int, Event]:
-        """One line for every committed step; of those committed twice, the last."""
-        ordered = sorted(self.of("step"), key=lambda line: float(line["time"]))
-        return {line["step"]: line for line in ordered}
+        """The commit line of every step, of those committed twice the last.
+
+        With ``ids`` and ``contributions`` of each replica, by its own step line.
+        """
+        ordered = sorted(self.of("commit"), key=lambda line: float(line["time"]))
+        steps = {line["step"]: line | {"ids": {}, "contributions": {}} for line in ordered}
+        for line in sorted(self.of("step"), key=lambda line: float(line["time"])):
+            step = steps.get(line["step"])
+            if step is not None and step["plan"] == line["plan"]:
+                ids = [i for first, last in line["ids"] for i in range(first, last + 1)]
+                step["ids"][str(line["replica"])] = ids
+                step["contributions"][str(line["replica"])] = len(ids)
+        return steps
 
     def trajectory(self) -> dict[int, tuple[float, float]]:
         return {step: (line["loss"], line["grad_norm"]) for step, line in self.steps().items()}

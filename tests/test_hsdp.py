@@ -210,7 +210,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("call", ["mean_loss", "norm"])
+@pytest.mark.parametrize("call", ["mean_losses", "norm"])
 @pytest.mark.parametrize("rank", [2, 3])
 def test_a_death_while_the_replica_sums_what_was_agreed_on(
     rank: int, call: str, trainer: Trainer, references: References

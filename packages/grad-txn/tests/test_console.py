@@ -5,17 +5,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from grad_txn.log.console import Console
-from grad_txn.log.lines import FailureLine, StepLine
+from grad_txn.log.lines import CommitLine, FailureLine
 
 if TYPE_CHECKING:
     from grad_txn.log.observer import Observer
 
 pytestmark = pytest.mark.timeout(60)
 
-STEP = StepLine(
-    step=4, epoch=1, loss=2.5, grad_norm=0.75, replica=1, living=3, contributions={1: 32},
-    ids={1: tuple(range(32))}, roles={1: "major"}, total=32, boundary=False, extra=0, seconds=0.5,
-    tokens=0,
+STEP = CommitLine(
+    step=4, epoch=1, generation=0, loss=2.5, grad_norm=0.75, living=3, total=32, boundary=False,
+    extra=0, plan="0123456789abcde", seconds=0.5, tokens=0,
 )  # fmt: skip
 FAILURE = FailureLine(
     step=5, epoch=2, failed=[1, 2], failed_ranks=[1, 2], boundary=False, restore="blocking",

@@ -48,7 +48,7 @@ print(whole, torn)
 def start(run: str = "first", **about: object) -> StartLine:
     return StartLine(
         run=run, rank=0, replica=0, position=0, replicas=1, living=1, grad_accum=1, replica_size=1,
-        global_batch=1, policy="static", promise="batch", first_step=0, steps=1,
+        global_batch=1, policy="static", promise="batch", first_step=0, cursor=0, queue=(), steps=1,
         tokens_per_microbatch=0, staging="no-copy", host="node0", pid=1, about=about,
     )  # fmt: skip
 

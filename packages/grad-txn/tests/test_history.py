@@ -121,9 +121,9 @@ def test_an_event_that_lacks_a_field_is_refused(tmp_path: Path) -> None:
     play_run(tmp_path)
     path = tmp_path / "events" / "1.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
-    del events[1]["seconds"]
+    del events[1]["loss_sum"]
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    with pytest.raises(LogError, match=r"1.jsonl:2: step line without 'seconds'"):
+    with pytest.raises(LogError, match=r"1.jsonl:2: step line without 'loss_sum'"):
         read_history(tmp_path)
 
 

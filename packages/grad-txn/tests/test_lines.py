@@ -11,6 +11,7 @@ from grad_txn.log import lines
 from grad_txn.log.lines import (
     KINDS,
     CheckpointLine,
+    CommitLine,
     DifferLine,
     ExitLine,
     ExtendLine,
@@ -30,14 +31,19 @@ pytestmark = pytest.mark.timeout(60)
 
 START = StartLine(
     run="3f", rank=3, replica=1, position=1, replicas=4, living=3, grad_accum=8, replica_size=2,
-    global_batch=32, policy="exact", promise="exact", first_step=4, steps=9,
+    global_batch=32, policy="exact", promise="exact", first_step=4, cursor=130, queue=((1, 2),),
+    steps=9,
     tokens_per_microbatch=512, staging="no-copy", host="node0", pid=17,
     about={"seed": 7, "flags": {"lr": 0.1}},
 )  # fmt: skip
 STEP = StepLine(
-    step=4, epoch=1, loss=2.5, grad_norm=0.75, replica=1, living=2, contributions={0: 2, 1: 0},
-    ids={0: (8, 9), 1: ()}, roles={0: "major", 1: "major_spare"}, total=2, boundary=True, extra=1,
-    seconds=0.5, tokens=1024, stacks=3,
+    step=4, epoch=1, replica=1, life=0, role="major", ids=((8, 9), (12, 12)), loss_sum=7.5,
+    weight_sum=3.0, plan="0123456789abcde", stacks=3,
+    losses=(2.5, 2.0, 3.0), weights=(1.0, 1.0, 1.0),
+)  # fmt: skip
+COMMIT = CommitLine(
+    step=4, epoch=1, generation=0, total=2, loss=2.5, grad_norm=0.75, living=2, boundary=True,
+    extra=1, plan="0123456789abcde", seconds=0.5, tokens=1024, skipped=True,
 )  # fmt: skip
 FAILURE = FailureLine(
     step=5, epoch=2, failed=(1, 2), failed_ranks=(2, 5), boundary=True, restore="non_blocking",
@@ -54,6 +60,7 @@ ONE_OF_EACH: tuple[Line, ...] = (
     RestoreLine(step=3, epoch=1, mode="blocking", buckets=3, seconds=0.5, rereduce=0.25),
     ExtendLine(step=3, epoch=1, microbatches=0, seconds=0.0, rereduce=0.25),
     STEP,
+    COMMIT,
     DifferLine(step=5, epoch=2, replicas=(3,), majority=True, same_before=None),
     CheckpointLine(step=5, path="checkpoints/5", seconds=1.5),
     ExitLine(code=0, reason="finished", step=8, parameters="ab12"),
@@ -106,8 +113,8 @@ def test_a_field_at_its_default_is_left_out() -> None:
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf, math.nan])
 def test_a_number_that_json_has_no_word_for_comes_back(loss: float) -> None:
-    back = through_json(replace(STEP, loss=loss))
-    assert isinstance(back, StepLine)
+    back = through_json(replace(COMMIT, loss=loss))
+    assert isinstance(back, CommitLine)
     assert math.isnan(back.loss) if math.isnan(loss) else back.loss == loss
 
 
@@ -143,21 +150,30 @@ def test_a_missing_field_is_named(line: Line, name: str) -> None:
         ("step", True),
         ("step", 4.0),
         ("step", None),
-        ("loss", "high"),
-        ("loss", True),
-        ("boundary", 1),
-        ("contributions", [2]),
-        ("contributions", {"a": 2}),
-        ("contributions", {"0": "2"}),
+        ("loss_sum", "high"),
+        ("loss_sum", True),
+        ("role", 1),
         ("ids", {"0": 8}),
-        ("ids", {"0": [8.5]}),
-        ("roles", {"0": 1}),
+        ("ids", [8]),
+        ("ids", [[8.5, 9]]),
+        ("losses", ["low"]),
     ],
 )
 def test_a_value_that_does_not_fit_is_named(name: str, value: Any) -> None:
     said = re.escape(f"step line with {name} = {value!r}")
     with pytest.raises(LogError, match=said):
         from_json(logged(STEP) | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("boundary", 1), ("contributions", [2]), ("contributions", {"a": 2}),
+     ("contributions", {"0": "2"})],
+)  # fmt: skip
+def test_a_value_of_a_failure_that_does_not_fit_is_named(name: str, value: Any) -> None:
+    said = re.escape(f"failure line with {name} = {value!r}")
+    with pytest.raises(LogError, match=said):
+        from_json(logged(FAILURE) | {name: value})
 
 
 def test_the_guard_leaves_a_line_that_is_read_back() -> None:

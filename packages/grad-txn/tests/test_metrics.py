@@ -7,17 +7,17 @@ import pytest
 
 from grad_txn.errors import LogError
 from grad_txn.failures import At, Kill
-from grad_txn.log.lines import FailureLine, StepLine
+from grad_txn.log.lines import CommitLine, FailureLine
 from grad_txn.log.metrics import MetricsSink, export_metrics
 from grad_txn.testing.played import play_run
 
 pytestmark = pytest.mark.timeout(120)
 
 KILLS = [Kill(step=2, replica=0, at=At.DURING_SYNC), Kill(step=5, replica=2, at=At.DURING_SYNC)]
-STEP = StepLine(
-    step=4, epoch=1, loss=2.5, grad_norm=float("inf"), replica=1, living=3, contributions={1: 32},
-    ids={1: tuple(range(32))}, roles={1: "major"}, total=32, boundary=False, extra=0, seconds=0.5,
-    tokens=100,
+STEP = CommitLine(
+    step=4, epoch=1, generation=0, loss=2.5, grad_norm=float("inf"),
+    living=3, total=32, boundary=False,
+    extra=0, plan="0123456789abcde", seconds=0.5, tokens=100,
 )  # fmt: skip
 FAILURE = FailureLine(
     step=5, epoch=2, failed=[1, 2], failed_ranks=[1, 2], boundary=False, restore="blocking",

@@ -78,7 +78,11 @@ def test_a_loss_that_is_no_number_has_a_report(tmp_path: Path) -> None:
     play_run(tmp_path / "run")
     for path in (tmp_path / "run" / "events").iterdir():
         path.write_text(
-            re.sub(r'(?<="step": 3, "epoch": 0, "loss": )[\d.]+', '"nan"', path.read_text())
+            re.sub(
+                r'(?<="step": 3, "epoch": 0, "generation": 0, "total": 32, "loss": )[\d.]+',
+                '"nan"',
+                path.read_text(),
+            )
         )
     summary = write_report(tmp_path / "run", reference=tmp_path / "reference")
     assert "bit-identical loss in all 7 steps compared" in summary
@@ -86,7 +90,7 @@ def test_a_loss_that_is_no_number_has_a_report(tmp_path: Path) -> None:
 
 def test_a_broken_promise_is_said_first(tmp_path: Path) -> None:
     play_run(tmp_path)
-    path = tmp_path / "events" / "1.jsonl"
+    path = tmp_path / "events" / "0.jsonl"
     path.write_text(path.read_text().replace('"total": 32', '"total": 31', 1))
     assert "batch       NOT proved: " in write_report(tmp_path)
     assert "NOT proved" in (tmp_path / "report.html").read_text()

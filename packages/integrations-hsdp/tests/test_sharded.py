@@ -301,7 +301,7 @@ def test_norm_and_loss_of_a_replica_of_one(wrap: Wrap) -> None:
     gradients = wrap(Plain())
     sums = [torch.full((2,), 3.0), torch.full((2,), 4.0)]
     assert gradients.norm(sums) == pytest.approx(50**0.5)
-    assert gradients.mean_loss(1.25) == 1.25
+    assert gradients.mean_losses([1.25, 2.5]) == [1.25, 2.5]
 
 
 def test_what_is_not_sharded_is_refused(group: dist.ProcessGroup) -> None:

@@ -5,16 +5,14 @@ answer everything can be undone; after it the step is done, on every survivor al
 local but for what the replica shares: divide, clip, log, step the optimizer.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from grad_txn.errors import DivergenceError, InvariantError
 from grad_txn.failures.places import At
-from grad_txn.log.lines import DifferLine, ExitLine, StepLine
+from grad_txn.log.lines import CommitLine, DifferLine, ExitLine, StepLine, ranges
 from grad_txn.parts import Parts, Progress
 from grad_txn.sameness import Verdict
 from grad_txn.sums import Sums
@@ -42,14 +40,13 @@ class Closing:
     sums: Sums
 
 
-def sums_of(losses: Sequence[Tensor]) -> Sums:
+def sums_of(losses: Sequence[float]) -> Sums:
     """Return this replica's part of the sums that close a step.
 
     Args:
-        losses: The losses of the microbatches that count here, scalars.
+        losses: The losses of the microbatches that count here.
     """
-    loss = float(torch.stack(tuple(losses)).double().sum()) if losses else 0.0
-    return Sums(loss=loss, weight=float(len(losses)), microbatches=len(losses))
+    return Sums(loss=math.fsum(losses), weight=float(len(losses)), microbatches=len(losses))
 
 
 def agree(parts: Parts, progress: Progress, own: Sums, *, reduced: bool, noticed: float) -> Closing:
@@ -137,39 +134,52 @@ def _part_from(parts: Parts, plan: Plan, verdict: Verdict) -> None:
         raise ReplicaCondemnedError(reason, failed=tuple(ranks), epoch=control.epoch)
 
 
-def apply(parts: Parts, progress: Progress, closing: Closing) -> StepLine:
+def apply(
+    parts: Parts, progress: Progress, closing: Closing, losses: Sequence[float]
+) -> CommitLine:
     """Apply a step that stands, and advance the plan. Return what the log says of it.
 
     Collective over the replica.
+
+    Args:
+        parts: Of the job.
+        progress: Of the job.
+        closing: What `agree` returned.
+        losses: This rank's own of the replica's microbatches that count, in their order.
     """
     plan, gradients = progress.plan, parts.gradients
     _, following = parts.policy.advance(plan)  # first: what it raises, it raises on all ranks
-    # Of this position's parts of all committed microbatches, then of all positions.
-    loss = gradients.mean_loss(closing.sums.loss / closing.sums.weight)
+    # Of this position's parts of all committed microbatches, then of all positions; what the
+    # replica itself had goes with it, in the same message.
+    loss, *own = gradients.mean_losses(
+        [
+            closing.sums.loss / closing.sums.weight,
+            math.fsum(losses),
+            *(losses if parts.log_losses else ()),
+        ]
+    )
     norm = gradients.norm(parts.staging.sums) / plan.global_batch
     parts.staging.divide(plan.global_batch, scale=_clipping(norm, parts.max_norm))
     now = time.perf_counter()
-    line = StepLine(
+    line = CommitLine(
         step=plan.step,
         epoch=parts.control.epoch,
+        generation=0,
+        total=plan.total,
         loss=loss,
         grad_norm=norm,
-        replica=parts.control.replica,
         living=len(plan.members),
-        contributions=plan.contributions,
-        ids=plan.committed_ids,
-        roles={replica: role.label for replica, role in plan.roles.items()},
-        total=plan.total,
         boundary=plan.boundary,
         extra=plan.extra,
+        plan=plan.digest,
         seconds=now - progress.committed_at,
         tokens=plan.total * parts.tokens_per_microbatch,
-        stacks=plan.depth,
     )
     progress.committed_at = now
     if parts.control.position == 0:
-        parts.log.write(line)
+        parts.log.write(_own_line(parts, plan, own[0], own[1:]))
     if parts.leads:
+        parts.log.write(line)
         for observer in parts.observers:
             observer.step(line)
     progress.plan = progress.step_plan = following
@@ -181,6 +191,25 @@ def apply(parts: Parts, progress: Progress, closing: Closing) -> StepLine:
         parts.scheduler.step()
     gradients.zero()
     return line
+
+
+def _own_line(parts: Parts, plan: Plan, loss_sum: float, losses: Sequence[float]) -> StepLine:
+    """Return what this replica did in the step. Written by its leading rank."""
+    replica = parts.control.replica
+    ids = plan.committed_ids[replica]
+    return StepLine(
+        step=plan.step,
+        epoch=parts.control.epoch,
+        replica=replica,
+        life=0,
+        role=plan.roles[replica].label,
+        ids=ranges(ids),
+        loss_sum=loss_sum,
+        weight_sum=float(len(ids)),  # all weights are 1
+        plan=plan.digest,
+        stacks=0 if plan.stacks is None else len(plan.stacks[replica]),
+        losses=tuple(losses),
+    )
 
 
 def _clipping(norm: float, max_norm: float | None) -> float:

@@ -20,7 +20,7 @@ class Gradients(Protocol):
 
     An integration implements this one property and six methods; everything else is the same for
     all of them. A step calls, on each rank: `begin_microbatch` and `end_microbatch` around every
-    backward (or around a whole pass of them), `mean_loss` and `norm` once the sums over the
+    backward (or around a whole pass of them), `mean_losses` and `norm` once the sums over the
     replicas are there, `expose` when they are in the buckets, and `zero` after the optimizer.
     """
 
@@ -67,8 +67,8 @@ class Gradients(Protocol):
         """
         ...
 
-    def mean_loss(self, loss: float) -> float:
-        """Return the replica's loss, given this rank's own part of it.
+    def mean_losses(self, losses: Sequence[float]) -> list[float]:
+        """Return the replica's losses, given this rank's own parts of them.
 
         Collective over the replica where its ranks share a microbatch among them.
         """

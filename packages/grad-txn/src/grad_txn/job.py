@@ -31,7 +31,7 @@ from grad_txn.failures.places import NOWHERE, At, Places
 from grad_txn.fingerprint import held_by
 from grad_txn.gradients import Gradients, local_part
 from grad_txn.log.events import EventLog
-from grad_txn.log.lines import ExitLine, StartLine, last_words
+from grad_txn.log.lines import ExitLine, StartLine, last_words, ranges
 from grad_txn.log.observer import Observer
 from grad_txn.notes import Notes
 from grad_txn.parts import Parts, Progress, Steppable
@@ -72,6 +72,7 @@ class Job(Between):
             0 for the first alone. See `grad_txn.sameness`.
         held: Returns the tensors of this rank that must be the same in all replicas; by default
             the optimizer's parameters and their state.
+        log_losses: Log the loss of each microbatch, not only their sum.
         about: Further fields for the log's ``start`` line.
 
     Collective over the world: all ranks make it with the same arguments, and call everything in the
@@ -102,6 +103,7 @@ class Job(Between):
         tokens_per_microbatch: int = 0,
         check_every: int = 100,
         held: Callable[[], Iterable[Tensor]] | None = None,
+        log_losses: bool = False,
         about: Mapping[str, object] | None = None,
     ) -> None:
         if max_norm is not None and not max_norm > 0:
@@ -124,6 +126,7 @@ class Job(Between):
             observers=tuple(observers),
             max_norm=max_norm,
             tokens_per_microbatch=tokens_per_microbatch,
+            log_losses=log_losses,
         )
         self._progress = Progress(plan=plan, step_plan=plan)
         self._notes = Notes()
@@ -262,6 +265,8 @@ class Job(Between):
             policy=plan.policy,
             promise=parts.policy.promise.value,
             first_step=plan.step,
+            cursor=plan.cursor,
+            queue=ranges(plan.queue),
             steps=max_steps,
             tokens_per_microbatch=parts.tokens_per_microbatch,
             staging=parts.staging.mode,

@@ -42,6 +42,7 @@ class Parts:
         observers: Told about steps and failures on the leader.
         max_norm: The global norm that gradients are clipped to; None not to clip.
         tokens_per_microbatch: For the log's token counts; 0 if unknown.
+        log_losses: Whether the loss of each microbatch is logged.
     """
 
     control: Control
@@ -57,6 +58,7 @@ class Parts:
     observers: tuple[Observer, ...]
     max_norm: float | None
     tokens_per_microbatch: int
+    log_losses: bool
 
     @property
     def leads(self) -> bool:

@@ -47,7 +47,7 @@ class Pass:
 
         Args:
             losses: The mean loss of every microbatch, undivided, in the order of `ids`: scalars. A
-                rank that does not know them gives zeros, see `Gradients.mean_loss`.
+                rank that does not know them gives zeros, see `Gradients.mean_losses`.
 
         Raises:
             UsageError: The microbatches were not all taken, or not each has its loss, or this was

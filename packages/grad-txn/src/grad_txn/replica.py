@@ -1,7 +1,7 @@
 """A replica as a torch.distributed world of its own."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -162,22 +162,22 @@ def _default_group(
 
 
 def of_all_ranks(
-    value: float, *, process_group: dist.ProcessGroup, device: torch.device
-) -> list[float]:
-    """Return every rank's value, in the order of the ranks. Collective over the replica.
+    values: Sequence[float], *, process_group: dist.ProcessGroup, device: torch.device
+) -> list[list[float]]:
+    """Return every rank's values, in the order of the ranks. Collective over the replica.
 
     A sum made of them is the same on all replicas to the last bit; an all-reduce may add in another
     order on another replica.
 
     Args:
-        value: This rank's, a double.
+        values: This rank's, as doubles; as many on every rank.
         process_group: The replica's.
         device: Of what travels: one that the group's backend serves.
     """
-    mine = torch.tensor([value], dtype=torch.float64, device=device)
+    mine = torch.tensor(list(values), dtype=torch.float64, device=device)
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(process_group))]
     dist.all_gather(gathered, mine, group=process_group)
-    return [float(one) for one in gathered]
+    return [one.tolist() for one in gathered]
 
 
 def _let_the_guard_be_first(timeout: float) -> None:

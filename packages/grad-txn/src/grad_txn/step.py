@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import torch
 from torch import Tensor
 
 from grad_txn import commit
@@ -19,10 +20,9 @@ from grad_txn.failures.places import At
 from grad_txn.parts import Parts, Progress
 from grad_txn.passes import Pass
 from grad_txn.recovery import Recovery, recover, repair
-from grad_txn.sums import Sums
 
 if TYPE_CHECKING:
-    from grad_txn.log.lines import StepLine
+    from grad_txn.log.lines import CommitLine
 
 __all__ = ["Step"]
 
@@ -52,7 +52,7 @@ class Step:
         self.number = progress.plan.step
         self.committed = False
         self.loss = float("nan")
-        self.line: StepLine | None = None
+        self.line: CommitLine | None = None
         self._parts = parts
         self._progress = progress
         self._replica = parts.control.replica
@@ -202,10 +202,12 @@ class Step:
         parts, progress = self._parts, self._progress
         while True:
             reduced, noticed = self._drain()
-            closing = commit.agree(parts, progress, self._sums(), reduced=reduced, noticed=noticed)
+            losses = self._counted()
+            sums = commit.sums_of(losses)
+            closing = commit.agree(parts, progress, sums, reduced=reduced, noticed=noticed)
             if closing.stands:
                 self.committed = True
-                self.line = commit.apply(parts, progress, closing)
+                self.line = commit.apply(parts, progress, closing, losses)
                 self.loss = self.line.loss
                 progress.computing = False
                 return None
@@ -233,10 +235,11 @@ class Step:
             self._recovery = None
         return reduced, now
 
-    def _sums(self) -> Sums:
-        """This replica's part of the sums that close the step."""
+    def _counted(self) -> list[float]:
+        """The losses of this replica's microbatches that count, in their order."""
         counted = self._progress.plan.committed_ids[self._replica]
-        return commit.sums_of([self._losses[microbatch] for microbatch in counted])
+        losses = [self._losses[microbatch] for microbatch in counted]
+        return torch.stack(losses).double().tolist() if losses else []
 
 
 def _keep(_index: int) -> None:

@@ -95,7 +95,9 @@ class NanotronGradients:
         knows_loss = (
             dist.get_rank(context.pp_pg) == output_stage and dist.get_rank(context.tp_pg) == 0
         )
-        self._with_loss = [rank for rank, knows in enumerate(self._of_all(knows_loss)) if knows]
+        self._with_loss = [
+            rank for rank, (knows,) in enumerate(self._of_all([knows_loss])) if knows
+        ]
         self.zero()
 
     # --------------------------------------------------------------------------- where they lie
@@ -177,12 +179,13 @@ class NanotronGradients:
             parts = [sums[slot.bucket][slot.begin : slot.end] for slot in self._counted]
             norms = [torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts]
             squares = float(torch.stack(norms).double().square().sum())
-        return math.sqrt(math.fsum(self._of_all(squares)))
+        return math.sqrt(math.fsum(square for (square,) in self._of_all([squares])))
 
-    def mean_loss(self, loss: float) -> float:
-        """Return the mean over those ranks that compute one. Collective over the replica."""
-        losses = self._of_all(loss)
-        return math.fsum(losses[rank] for rank in self._with_loss) / len(self._with_loss)
+    def mean_losses(self, losses: Sequence[float]) -> list[float]:
+        """Return the means over those ranks that compute one. Collective over the replica."""
+        of_all = self._of_all(losses)
+        known = [of_all[rank] for rank in self._with_loss]
+        return [math.fsum(parts) / len(known) for parts in zip(*known, strict=True)]
 
     def expose(self) -> None:
         """Have the optimizer see what the buckets hold. Collective over the replica.
@@ -242,7 +245,7 @@ class NanotronGradients:
             grad_accumulator=self._accumulator,
         )
 
-    def _of_all(self, value: float) -> list[float]:
+    def _of_all(self, values: Sequence[float]) -> list[list[float]]:
         return of_all_ranks(
-            value, process_group=self._context.world_pg, device=self._buckets[0].device
+            values, process_group=self._context.world_pg, device=self._buckets[0].device
         )

@@ -35,5 +35,7 @@ class Resilience:
     """Who is killed, when and where."""
     observers: Sequence[Observer] = ()
     """Told about steps and failures on the leader of the lowest living replica."""
+    log_losses: bool = False
+    """Log the loss of each microbatch, not only each replica's sum."""
     about: Mapping[str, object] = field(default_factory=dict)
     """Further fields for the log's start line."""

@@ -151,6 +151,7 @@ class Resilient:
             staging=settings.staging,
             injector=FailureInjector(settings.schedule, world.replica, world.position, log),
             observers=settings.observers,
+            log_losses=settings.log_losses,
             tokens_per_microbatch=samples * tokens.sequence_length,
             check_every=settings.check_every,
             held=self._held,

@@ -50,6 +50,7 @@ def train(setting: Setting) -> None:
         step_limit=options.step_limit,
         schedule=setting.schedule,
         observers=setting.observers(),
+        log_losses=options.log_losses,
         about={name: getattr(options, name) for name in ("tp", "pp", "dp_inner", "zero")},
     )
     try:

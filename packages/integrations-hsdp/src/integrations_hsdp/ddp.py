@@ -106,9 +106,9 @@ class DDPGradients:
         """Return the global norm of `sums`, one tensor a bucket."""
         return float(torch.nn.utils.get_total_norm(sums))
 
-    def mean_loss(self, loss: float) -> float:
-        """Return it: a rank computes whole microbatches."""
-        return loss
+    def mean_losses(self, losses: Sequence[float]) -> list[float]:
+        """Return them: a rank computes whole microbatches."""
+        return list(losses)
 
     def expose(self) -> None:
         """Do nothing: each parameter's gradient is a view of a bucket."""

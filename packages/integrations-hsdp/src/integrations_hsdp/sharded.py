@@ -94,12 +94,12 @@ class ShardedGradients:
     def norm(self, sums: Sequence[Tensor]) -> float:
         """Return the global norm of all shards. Collective over the replica."""
         mine = float(torch.nn.utils.get_total_norm(sums)) ** 2
-        return math.sqrt(math.fsum(self._of_all(mine)))
+        return math.sqrt(math.fsum(square for (square,) in self._of_all([mine])))
 
-    def mean_loss(self, loss: float) -> float:
-        """Return the mean over the replica's ranks. Collective over the replica."""
-        values = self._of_all(loss)
-        return math.fsum(values) / len(values)
+    def mean_losses(self, losses: Sequence[float]) -> list[float]:
+        """Return the means over the replica's ranks. Collective over the replica."""
+        of_all = self._of_all(losses)
+        return [math.fsum(parts) / len(of_all) for parts in zip(*of_all, strict=True)]
 
     def hide(self) -> None:
         """Take the gradients away from the parameters, for the framework to start anew. Local."""
@@ -201,9 +201,9 @@ class ShardedGradients:
         self._buckets.append(bucket)
         self._sizes.append(len(members))
 
-    def _of_all(self, value: float) -> list[float]:
+    def _of_all(self, values: Sequence[float]) -> list[list[float]]:
         device = self._buckets[0].device
-        return of_all_ranks(value, process_group=self._process_group, device=device)
+        return of_all_ranks(values, process_group=self._process_group, device=device)
 
 
 def _grouped(parameters: Sequence[nn.Parameter], *, limit: float) -> Iterable[list[nn.Parameter]]:

@@ -80,6 +80,7 @@ def train(setting: Setting) -> None:
         observers=setting.observers(),
         tokens_per_microbatch=options.batch * options.sequence,
         check_every=options.check_every,
+        log_losses=options.log_losses,
         about={
             "seed": options.seed,
             "detection": options.detection,

@@ -65,6 +65,26 @@ class Plan:
     boundary_minors: int = 0
     stacks: Mapping[int, tuple[Stack, ...]] | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
+    _digest: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """15 hexadecimal digits (60 bits) that two plans share only if they are the same.
+
+        The start of the SHA-256 of `to_dict` as compact JSON with sorted keys, ids as ranges: equal
+        on all ranks, whatever the process or the version of Python. Computed at the first use.
+        """
+        if not self._digest:
+            text = json.dumps(self._canonical(), sort_keys=True, separators=(",", ":"))
+            self._digest.append(hashlib.sha256(text.encode()).hexdigest()[:15])
+        return self._digest[0]
+
+    def _canonical(self) -> dict[str, Any]:
+        """Return all that decides who computes what; lists of ids as ranges, which are short."""
+        plan = self.to_dict()
+        plan["queue"] = _ranges(self.queue)
+        plan["assigned"] = {str(m): _ranges(self.assigned[m]) for m in self.members}
+        return plan
 
     @property
     def global_batch(self) -> int:
@@ -92,15 +112,6 @@ class Plan:
     def depth(self) -> int:
         """Most stacks that a member computes in this step; 0 without stacks."""
         return max(map(len, self.stacks.values())) if self.stacks else 0
-
-    @property
-    def digest(self) -> str:
-        """Sixty bits of everything in the plan, as fifteen hexadecimal digits.
-
-        Equal plans have equal digests, on any machine and in any version of Python.
-        """
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:15]
 
     def primary(self, member: int) -> tuple[int, ...]:
         """Return the ids that a member computes into the sum that is reduced, in order.
@@ -213,6 +224,17 @@ class Plan:
             yield "it assigns an id that is already counted"
         if self.total != self.target:
             yield f"it counts {self.total} microbatches, not {self.target}"
+
+
+def _ranges(ids: tuple[int, ...]) -> list[list[int]]:
+    """Return ids, in their order, as inclusive ranges of successive ones."""
+    ranges: list[list[int]] = []
+    for i in ids:
+        if ranges and i == ranges[-1][1] + 1:
+            ranges[-1][1] = i
+        else:
+            ranges.append([i, i])
+    return ranges
 
 
 def _by_replica(values: Mapping[str, T]) -> dict[int, T]:

@@ -1,11 +1,10 @@
-"""What the judge checks of one run: its start lines, failures, steps and exits.
+"""What the judge checks of one run: its start lines, failures and exits.
 
 Each check yields its problems, one line each.
 """
 
 import json
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 
 from grad_txn.log._evidence import Line, Run
 
@@ -15,7 +14,7 @@ __all__ = [
     "check_exits",
     "check_failures",
     "check_starts",
-    "check_steps",
+    "differences",
     "listed",
 ]
 
@@ -28,7 +27,7 @@ _LEFT = 75  # the exit code of a rank that its guard has ended, because a peer o
 
 _SHARED = (
     "replicas", "living", "replica_size", "grad_accum", "global_batch", "policy", "promise",
-    "first_step", "steps",
+    "first_step", "cursor", "queue", "steps",
 )  # fmt: skip
 
 
@@ -79,31 +78,39 @@ def _check_places(run: Run) -> Iterator[str]:
 
 
 def check_failures(run: Run) -> Iterator[str]:
-    """Survivors tell the same story about every failure, and the story makes sense."""
+    """All tell the same story about every failure, and the story makes sense.
+
+    But for a repair that only ranks learned who died in it: theirs is the last word of each.
+    """
     kept, gone, survivors = run.kept_failures(), run.gone(), run.survivors()
     epochs = {line.value["epoch"]: line for line in kept}
-    told: dict[int, set[int]] = {rank: set() for rank in run.lines}
-    for rank, line in run.of("failure"):
-        epoch = line.value["epoch"]
-        if epoch in told[rank]:
-            yield f"{line.where}: second failure line of epoch {epoch}"
-        told[rank].add(epoch)
-        if epoch not in epochs:
-            continue
-        yield from differences(epochs[epoch], line, ignored=("time",))
-        if run.replica(rank) in line.value["failed"]:
-            yield f"{line.where}: replica {run.replica(rank)} reports its own death"
-    for rank, epochs_told in told.items():
-        for epoch in sorted(set(epochs) - epochs_told):
+    for rank in run.lines:
+        told: set[int] = set()
+        mine = [line for line in run.told(rank, "failure") if line.value["step"] < run.limit]
+        for line in mine:
+            epoch = line.value["epoch"]
+            if epoch in told:
+                yield f"{line.where}: second failure line of epoch {epoch}"
+            told.add(epoch)
+            problems = (
+                list(differences(epochs[epoch], line, ignored=("time",)))
+                if epoch in epochs
+                else [f"{line.where}: failure of epoch {epoch}, of which the others know nothing"]
+            )
+            alone = line is mine[-1] and run.replica(rank) in gone and not run.finished(rank)
+            if not (alone and gone[run.replica(rank)] >= line.value["step"]):
+                yield from problems
+            if run.replica(rank) in line.value["failed"]:
+                yield f"{line.where}: replica {run.replica(rank)} reports its own death"
+        for epoch in sorted(set(epochs) - told):
             if run.replica(rank) in survivors:
                 yield (
                     f"{run.lines[rank][0].where}: rank {rank} survived, "
                     f"but has no failure line of epoch {epoch} ({epochs[epoch].where} has one)"
                 )
     yield from _check_story(run, kept)
-    last = max(run.step_lines(), default=0)
     for replica, step in run.killed().items():
-        if step < min(run.limit - 1, last) and replica not in gone:
+        if step < min(run.limit - 1, run.last) and replica not in gone:
             yield f"run {run.name}: replica {replica} was killed at step {step}, nobody noticed"
 
 
@@ -131,127 +138,59 @@ def _check_story(run: Run, failures: Iterable[Line]) -> Iterator[str]:
         yield f"run {run.name}: no replica survived"
 
 
-def check_steps(run: Run, *, allow_shrinking_batch: bool) -> Iterator[str]:
-    """Each step is recorded alike by all who were alive, and holds B microbatches."""
-    steps = run.step_lines()
-    failures, gone, killed = run.failures(), run.gone(), run.killed()
-    everyone = run.replicas
-    last = max(steps, default=0)
-    promise = run.shape["promise"]
-    for step, lines in steps.items():
-        dead = {replica for replica, since in gone.items() if since <= step}
-        # Dead behind the commit, before the line: the next step reports it, the last step cannot.
-        unheard = {replica for replica, since in gone.items() if since == step + 1}
-        unheard |= {replica for replica, at in killed.items() if at == step == last}
-        epochs = [f.value["epoch"] for f in failures if f.value["step"] <= step]
-        authors: dict[int, Line] = {}
-        for line in lines:
-            author = line.value["replica"]
-            if author in authors:
-                yield f"{line.where}: step {step} committed twice by replica {author}"
-            if author in dead:
-                yield f"{line.where}: replica {author} committed step {step} after its death"
-            authors[author] = line
-            yield from differences(lines[0], line, ignored=("time", "replica", "seconds"))
-        if step + 1 < run.limit:
-            for replica in sorted(everyone - dead - unheard - set(authors)):
-                yield (
-                    f"run {run.name}: replica {replica} has no line for step {step}, "
-                    "and was not reported dead by then"
-                )
-        yield from _check_step(
-            lines[0],
-            batch=run.shape["global_batch"],
-            living=everyone - dead,
-            epoch=max(epochs, default=0),
-            may_shrink=allow_shrinking_batch and promise == "none",
-            exact=promise == "exact",
-        )
-    for rank, line in run.of("step"):
-        if line.value["replica"] != run.replica(rank):
-            yield f"{line.where}: step line of replica {line.value['replica']} in another's log"
-
-
-def _check_step(
-    line: Line, *, batch: int, living: set[int], epoch: int, may_shrink: bool, exact: bool
-) -> Iterator[str]:
-    """One step: its numbers agree with each other and with who is alive."""
-    value, contributions, ids = line.value, line.value["contributions"], line.value["ids"]
-    step = value["step"]
-    counts = {
-        "total": value["total"],
-        "sum of contributions": sum(contributions.values()),
-        "number of ids": sum(map(len, ids.values())),
-    }
-    least = 1 if may_shrink else batch
-    if len(set(counts.values())) > 1 or not least <= value["total"] <= batch:
-        said = ", ".join(f"{name} {count}" for name, count in counts.items())
-        yield f"{line.where}: step {step}: {said}; it has to be {batch}"
-    for replica in sorted(set(contributions) | set(ids)):
-        claimed, shown = contributions.get(replica, 0), len(ids.get(replica, ()))
-        if claimed != shown:
-            yield (
-                f"{line.where}: step {step}: replica {replica} contributed {claimed} "
-                f"but lists {shown} ids"
-            )
-        if replica not in living:
-            yield f"{line.where}: step {step}: {listed([replica])} contributed while dead"
-    if value["living"] != len(living):
-        yield f"{line.where}: step {step}: living is {value['living']}, {len(living)} were alive"
-    if value["epoch"] != epoch:
-        yield (
-            f"{line.where}: step {step}: epoch is {value['epoch']}, "
-            f"the last failure up to it made {epoch}"
-        )
-    if exact:
-        found = {i for some in ids.values() for i in some}
-        wrong = sorted(found ^ set(range(step * batch, (step + 1) * batch)))
-        if wrong:
-            yield (
-                f"{line.where}: step {step}: exact has to commit ids {step * batch} to "
-                f"{(step + 1) * batch - 1}; id {wrong[0]} is "
-                f"{'too many' if wrong[0] in found else 'missing'}"
-            )
-
-
 def check_after_death(run: Run) -> Iterator[str]:
     """Nobody speaks after its own SIGKILL, which would then have been none."""
-    for lines in run.lines.values():
-        for line, following in pairwise(lines):
-            # But for its guard, which may see a peer's death in that very moment.
-            ended = following.event == "exit" and following.value["code"] == _LEFT
-            if line.event == "inject" and not ended:
-                yield f"{following.where}: {following.event} event after the rank killed itself"
+    for rank, line in run.of("inject"):
+        of = (run.replica(rank), run.position(rank))
+        if (line.value["replica"], line.value["position"]) != of:
+            yield f"{line.where}: the death of another rank"
+    for span in run.spans.values():
+        late = span.after_kill
+        # But for its guard, which may see a peer's death in that very moment.
+        if late is not None and not (late.event == "exit" and late.value["code"] == _LEFT):
+            yield f"{late.where}: {late.event} event after the rank killed itself"
 
 
-def check_exits(run: Run) -> Iterator[str]:
-    """Survivors of the last run ended well, and hold the same parameters."""
-    # A job that is started again may find that all steps are done.
-    last = max(run.step_lines(), default=run.shape["first_step"] - 1)
+def check_exits(run: Run, *, last: int) -> Iterator[str]:
+    """Survivors of the last run ended well, and whoever did holds the same parameters.
+
+    Args:
+        run: The last one.
+        last: The last step that was committed.
+    """
     survivors = run.survivors()
     exits: dict[int, list[Line]] = {rank: [] for rank in run.lines}
     for rank, line in run.of("exit"):
         exits[rank].append(line)
     digests: dict[int, Line] = {}
     for rank, lines in exits.items():
-        if run.replica(rank) not in survivors:
-            continue
-        if len(lines) != 1:
+        survived = run.replica(rank) in survivors
+        if survived and run.spans[rank].torn:
+            yield f"{run.spans[rank].torn}: torn line, the file ends in the middle of it"
+        if survived and len(lines) != 1:
             where = run.lines[rank][-1].where
             yield f"{where}: rank {rank} survived, but has {len(lines)} exit lines instead of one"
             continue
-        line = lines[0]
-        if line.value["code"] != 0:
-            reason = line.value.get("reason")
-            yield f"{line.where}: rank {rank} ended with code {line.value['code']}: {reason}"
-        if line.value.get("step") != last:
-            yield f"{line.where}: exit after step {line.value.get('step')}, the log says {last}"
-        digest = line.value.get("parameters")
-        other = digests.setdefault(run.position(rank), line)
-        if not isinstance(digest, str) or not digest:
-            yield f"{line.where}: exit without a digest of the parameters"
-        elif digest != other.value.get("parameters"):
-            yield f"{line.where}: parameters differ from those of {other.where}"
+        for line in lines:
+            # Whoever finishes counts, no matter who called it dead.
+            if line.value["code"] == 0:
+                yield from _check_end(run, rank, line, last=last, digests=digests)
+            elif survived:
+                reason = line.value.get("reason")
+                yield f"{line.where}: rank {rank} ended with code {line.value['code']}: {reason}"
+
+
+def _check_end(
+    run: Run, rank: int, line: Line, *, last: int, digests: dict[int, Line]
+) -> Iterator[str]:
+    if line.value.get("step") != last:
+        yield f"{line.where}: exit after step {line.value.get('step')}, the log says {last}"
+    digest = line.value.get("parameters")
+    other = digests.setdefault(run.position(rank), line)
+    if not isinstance(digest, str) or not digest:
+        yield f"{line.where}: exit without a digest of the parameters"
+    elif digest != other.value.get("parameters"):
+        yield f"{line.where}: parameters differ from those of {other.where}"
 
 
 def differences(one: Line, other: Line, *, ignored: tuple[str, ...]) -> Iterator[str]:

@@ -5,7 +5,7 @@ One line a step, and a line that stands out for every failure and what was decid
 
 from collections.abc import Mapping, Sequence
 
-from grad_txn.log.lines import FailureLine, StepLine
+from grad_txn.log.lines import CommitLine, FailureLine
 
 __all__ = ["Console"]
 
@@ -20,7 +20,7 @@ class Console:
     def __init__(self, *, replicas: int) -> None:
         self._replicas = replicas
 
-    def step(self, line: StepLine) -> None:
+    def step(self, line: CommitLine) -> None:
         """Print one line: loss, replicas, epoch, microbatches."""
         # A job that does not say how many tokens a microbatch has counts none.
         speed = f"  {line.tokens / line.seconds:,.0f} tokens/s" if line.tokens else ""

@@ -16,6 +16,7 @@ from grad_txn.errors import LogError
 from grad_txn.log.events import Entry, of_kind, read_events
 from grad_txn.log.lines import (
     KINDS,
+    CommitLine,
     ExitLine,
     ExtendLine,
     FailureLine,
@@ -285,30 +286,41 @@ def _split(logs: Mapping[int, Sequence[Entry[Line]]]) -> list[_Run]:
 
 
 def _steps(run: _Run, limit: float) -> list[Step]:
-    """Put the steps together; those from `limit` on were replaced by a later run."""
-    recorded: dict[int, list[Entry[StepLine]]] = defaultdict(list)
+    """Put the steps together; those from `limit` on were replaced by a later run.
+
+    A step without a commit line, whose leader died before it could write one, is left out.
+    """
+    own: dict[int, list[StepLine]] = defaultdict(list)
+    times: dict[int, float] = {}
     for entry in run.of(StepLine):
-        if entry.line.step < limit:
-            recorded[entry.line.step].append(entry)
-    return [_step(recorded[step], run.start.replica_size) for step in sorted(recorded)]
+        own[entry.line.step].append(entry.line)
+        times.setdefault(entry.line.step, entry.time)
+    commits: dict[int, CommitLine] = {}
+    for commit in run.of(CommitLine):
+        if commit.line.step < limit:
+            commits[commit.line.step] = commit.line  # the last, where one alone knew of another
+            times.setdefault(commit.line.step, commit.time)
+    return [
+        _step(commits[step], own[step], times[step], run.start.replica_size)
+        for step in sorted(commits)
+    ]
 
 
-def _step(entries: Sequence[Entry[StepLine]], replica_size: int) -> Step:
-    line = entries[0].line
+def _step(line: CommitLine, own: Sequence[StepLine], time: float, replica_size: int) -> Step:
     return Step(
         step=line.step,
-        time=entries[0].time,
+        time=time,
         epoch=line.epoch,
         loss=line.loss,
         grad_norm=line.grad_norm,
         total=line.total,
         living=line.living,
         ranks=line.living * replica_size,
-        roles=line.roles,
+        roles={one.replica: one.role for one in own if one.plan == line.plan},
         boundary=line.boundary,
-        seconds=median(entry.line.seconds for entry in entries),
+        seconds=line.seconds,
         tokens=line.tokens,
-        stacks=line.stacks,
+        stacks=max((one.stacks for one in own), default=0),
     )
 
 

@@ -8,15 +8,17 @@ the order in which they stand here. Mappings are keyed by replica; JSON makes th
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar
 
 from grad_txn.errors import LogError
+from grad_txn.log._readers import READERS
 
 __all__ = [
     "KINDS",
     "CheckpointLine",
+    "CommitLine",
     "DifferLine",
     "ExitLine",
     "ExtendLine",
@@ -29,6 +31,7 @@ __all__ = [
     "StepLine",
     "from_json",
     "last_words",
+    "ranges",
     "to_json",
 ]
 
@@ -50,6 +53,8 @@ class StartLine:
         policy: Name of the policy.
         promise: What it promises of every step: ``exact``, ``batch`` or ``none``.
         first_step: The first step of this start.
+        cursor: First id of the stream that was never given out before it.
+        queue: Ids below `cursor` that are not committed yet, as inclusive ranges.
         steps: The last step is ``steps - 1``.
         tokens_per_microbatch: 0 if the program does not say.
         staging: Where the gradient before its reduction is kept.
@@ -71,6 +76,8 @@ class StartLine:
     policy: str
     promise: str
     first_step: int
+    cursor: int
+    queue: Sequence[Sequence[int]]
     steps: int
     tokens_per_microbatch: int
     staging: str
@@ -213,42 +220,78 @@ class ExtendLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepLine:
-    """A step is committed; the leading rank of each replica writes it.
+    """What one replica did in a step that is committed; its leading rank writes it.
 
     Attributes:
         step: Number of the step, from 0.
         epoch: World epoch it was committed in.
-        loss: Mean over its microbatches, in nats per token for a language model.
-        grad_norm: Norm of its gradient, before clipping.
         replica: Replica of the writer.
-        living: How many replicas are alive.
-        contributions: Replica -> microbatches that counted; 0 for spares.
-        ids: Replica -> ids of these.
-        roles: Replica -> ``major``, ``minor``, ``major_spare`` or ``minor_spare``.
-        total: Microbatches committed.
-        boundary: Whether the step crossed a policy boundary.
-        extra: Extra accumulation steps it took, G_ext.
-        seconds: Since the commit before it.
-        tokens: Tokens committed; 0 if the program does not say how many a microbatch has.
-        stacks: Most stacks that a replica has computed; 0 under a policy without stacks.
+        life: How often the replica's place has been filled before.
+        role: ``major``, ``minor``, ``major_spare`` or ``minor_spare``.
+        ids: Its microbatches that counted, as inclusive ranges of ids in their order; empty for a
+            spare.
+        loss_sum: Sum of their losses times their weights, of the whole replica.
+        weight_sum: Sum of their weights.
+        plan: Digest of the plan, equal on all replicas.
+        stacks: Stacks that it has computed; 0 under a policy without stacks.
+        losses: The loss of each of `ids`, where the job was told to log them.
+        weights: Their weights, likewise, where they are not all 1.
     """
 
     EVENT: ClassVar[str] = "step"
     step: int
     epoch: int
+    replica: int
+    life: int
+    role: str
+    ids: Sequence[Sequence[int]]
+    loss_sum: float
+    weight_sum: float
+    plan: str
+    stacks: int = 0
+    losses: Sequence[float] = ()
+    weights: Sequence[float] = ()
+
+    @property
+    def microbatches(self) -> int:
+        """How many of its microbatches counted."""
+        return sum(last - first + 1 for first, last in self.ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitLine:
+    """A step is committed; the leading rank of the lowest living replica writes it.
+
+    Attributes:
+        step: Number of the step, from 0.
+        epoch: World epoch it was committed in.
+        generation: How often the world has been replaced before.
+        total: Microbatches committed.
+        loss: Weighted mean over them, in nats per token for a language model.
+        grad_norm: Norm of its gradient, before clipping.
+        living: How many replicas are alive.
+        boundary: Whether the step crossed a policy boundary.
+        extra: Extra accumulation steps it took, G_ext.
+        plan: Digest of the plan.
+        seconds: Since the commit before it.
+        tokens: Tokens committed; 0 if the program does not say how many a microbatch has.
+        skipped: Whether the optimizer left the update out, because a 16-bit gradient overflowed.
+    """
+
+    EVENT: ClassVar[str] = "commit"
+    step: int
+    epoch: int
+    generation: int
+    total: int
     loss: float
     grad_norm: float
-    replica: int
     living: int
-    contributions: Mapping[int, int]
-    ids: Mapping[int, Sequence[int]]
-    roles: Mapping[int, str]
-    total: int
     boundary: bool
     extra: int
+    plan: str
     seconds: float
     tokens: int
-    stacks: int = 0
+    skipped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -316,6 +359,7 @@ Line = (
     | ExtendLine
     | StepLine
     | DifferLine
+    | CommitLine
     | CheckpointLine
     | ExitLine
 )
@@ -331,6 +375,7 @@ KINDS: Mapping[str, type[Line]] = {
         ExtendLine,
         StepLine,
         DifferLine,
+        CommitLine,
         CheckpointLine,
         ExitLine,
     )
@@ -349,7 +394,8 @@ def to_json(line: Line) -> dict[str, Any]:
         if one.metadata.get("rest"):
             values.update((name, _plain(extra)) for name, extra in value.items())
         elif not _is_default(one, value):
-            values[one.name] = _plain(value)
+            many = one.type == Sequence[float]
+            values[one.name] = list(map(_plain, value)) if many else _plain(value)
     return values
 
 
@@ -369,13 +415,24 @@ def from_json(values: Mapping[str, Any]) -> Line | None:
             given[one.name] = {name: value for name, value in values.items() if name not in known}
         elif one.name in values:
             try:
-                given[one.name] = _READERS[one.type](values[one.name])
+                given[one.name] = READERS[one.type](values[one.name])
             except (TypeError, ValueError):
                 found = repr(values[one.name])[:60]
                 raise LogError(f"{kind.EVENT} line with {one.name} = {found}") from None
         elif one.default is MISSING and one.default_factory is MISSING:
             raise LogError(f"{kind.EVENT} line without {one.name!r}")
     return kind(**given)
+
+
+def ranges(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return ids, in their order, as inclusive ranges of successive ones."""
+    found: list[tuple[int, int]] = []
+    for i in ids:
+        if found and i == found[-1][1] + 1:
+            found[-1] = (found[-1][0], i)
+        else:
+            found.append((i, i))
+    return tuple(found)
 
 
 def last_words(code: int) -> str:
@@ -403,49 +460,3 @@ def _plain(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
-
-
-# Reading back: each reader returns the value checked, or raises TypeError or ValueError.
-
-_Reader = Callable[[Any], Any]
-
-
-def _only(kind: type) -> _Reader:
-    def read(value: Any) -> Any:
-        if type(value) is not kind:  # not isinstance, to which True is an int
-            raise TypeError
-        return value
-
-    return read
-
-
-def _float(value: Any) -> float:
-    if type(value) not in (int, float) and value not in ("nan", "inf", "-inf"):
-        raise TypeError
-    return float(value)
-
-
-def _list_of(read: _Reader) -> _Reader:
-    return lambda value: tuple(map(read, _only(list)(value)))
-
-
-def _by_replica(read: _Reader) -> _Reader:
-    return lambda value: {int(key): read(one) for key, one in _only(dict)(value).items()}
-
-
-def _or_none(read: _Reader) -> _Reader:
-    return lambda value: None if value is None else read(value)
-
-
-_READERS: Mapping[Any, _Reader] = {
-    int: _only(int),
-    int | None: _or_none(_only(int)),
-    float: _float,
-    bool: _only(bool),
-    str: _only(str),
-    Sequence[int]: _list_of(_only(int)),
-    Mapping[int, int]: _by_replica(_only(int)),
-    Mapping[int, str]: _by_replica(_only(str)),
-    Mapping[int, Sequence[int]]: _by_replica(_list_of(_only(int))),
-}
-"""The type of a field -> what reads its value back."""

@@ -16,7 +16,7 @@ from typing import Self
 
 from grad_txn.errors import ExtraMissingError, LogError
 from grad_txn.log.history import Recovery, Step, read_history
-from grad_txn.log.lines import FailureLine, StepLine
+from grad_txn.log.lines import CommitLine, FailureLine
 
 __all__ = ["MetricsSink", "export_metrics"]
 
@@ -56,7 +56,7 @@ class MetricsSink:
         except OSError as error:
             raise LogError(f"{out}: cannot be written: {error.strerror}") from error
 
-    def step(self, line: StepLine | Step, *, at: float | None = None) -> None:
+    def step(self, line: CommitLine | Step, *, at: float | None = None) -> None:
         """Take one committed step.
 
         Args:
@@ -201,7 +201,7 @@ class _TextFile:
         for name, value in totals.items():
             self._counters[name].inc(value)
 
-    def step(self, step: StepLine | Step) -> None:
+    def step(self, step: CommitLine | Step) -> None:
         values = {
             "step": step.step,
             "loss": step.loss,

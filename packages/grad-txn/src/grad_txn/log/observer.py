@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from grad_txn.log.lines import FailureLine, StepLine
+from grad_txn.log.lines import CommitLine, FailureLine
 
 __all__ = ["Observer"]
 
@@ -13,7 +13,7 @@ class Observer(Protocol):
     Called on the leader of the lowest living replica only, with the lines that go into the log.
     """
 
-    def step(self, line: StepLine) -> None:
+    def step(self, line: CommitLine) -> None:
         """Take the line of a step that has committed."""
         ...
 

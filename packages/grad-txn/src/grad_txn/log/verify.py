@@ -3,16 +3,19 @@
 A run has kept its batch if the lines in ``DIR/events`` show, without trusting any code that took
 part in it, that
 
-1. every step committed exactly ``B = replicas * grad_accum`` microbatches: the agreed
-   contributions, the total and the ids all say so;
-2. every id was committed once, in one step, by one replica, and none was left behind: ids that a
-   death gave back were committed by the next step that saw no death (where the policy promised
-   ``exact``: step t committed precisely the ids tB to (t+1)B - 1);
-3. there is no gap in the steps, and all replicas alive at a step recorded that very step, bit by
-   bit: loss, gradient norm, contributions, ids, epoch;
+1. every step committed exactly ``B = replicas * grad_accum`` microbatches: the replicas' own ids
+   and the total say so;
+2. every id was committed once, in one step, by one replica, and none was left behind but what a
+   death in that step gave back; the next step that sees no death has committed those (where the
+   policy promised ``exact``: step t committed precisely the ids tB to (t+1)B - 1);
+3. there is no gap in the steps, all replicas alive at a step recorded it under the same plan, and
+   its loss is the mean of what they themselves computed;
 4. whoever is missing was reported dead, by all survivors, in the same words; epochs only grow, and
    a step carries the epoch of the last failure before it;
-5. all survivors ended well and with identical parameters, position by position.
+5. all survivors ended well, and whoever finished holds the same parameters, position by position.
+
+What only the dead have seen proves nothing and harms nothing: a commit or a repair that one rank
+learned before it died, or half a line.
 
 A resumed run replaces the steps from its ``first_step`` on of the runs before it in the same log.
 
@@ -26,15 +29,14 @@ library, and has a reader of its own (`grad_txn.log._evidence`).
 from dataclasses import dataclass
 from pathlib import Path
 
-from grad_txn.log._evidence import UnreadableError, read_logs, split_into_runs
+from grad_txn.log._evidence import UnreadableError, log_files, split_into_runs
 from grad_txn.log._run_checks import (
     check_after_death,
     check_exits,
     check_failures,
     check_starts,
-    check_steps,
 )
-from grad_txn.log._stream_checks import check_batch, check_stream, committed
+from grad_txn.log._stream_checks import Stream, check_batch
 
 __all__ = ["Verdict", "verify"]
 
@@ -86,8 +88,7 @@ def verify(directory: str | Path, *, allow_shrinking_batch: bool = False) -> Ver
             else is checked all the same.
     """
     try:
-        logs = read_logs(Path(directory))
-        runs = split_into_runs(logs)
+        runs = split_into_runs(log_files(Path(directory)))
     except UnreadableError as error:
         return Verdict(problems=tuple(error.args))
     problems: list[str] = []
@@ -97,24 +98,24 @@ def verify(directory: str | Path, *, allow_shrinking_batch: bool = False) -> Ver
         # Without a shape that all agree on, no other line can be judged.
         return Verdict(problems=tuple(problems), runs=len(runs))
     problems += check_batch(runs)
+    stream = Stream(allow_shrinking_batch=allow_shrinking_batch)
     for run in runs:
         problems += check_failures(run)
-        problems += check_steps(run, allow_shrinking_batch=allow_shrinking_batch)
+        problems += stream.check(run)
         problems += check_after_death(run)
-    problems += check_stream(runs)
-    problems += check_exits(runs[-1])
-    kept = dict(committed(runs))
-    totals = [line.value["total"] for line in kept.values()]
+    if not stream.steps:
+        problems.append("no step line in any log, no step was committed")
+    problems += check_exits(runs[-1], last=stream.next - 1)
     return Verdict(
         problems=tuple(problems),
         runs=len(runs),
         policy=runs[-1].shape["policy"],
         promise=runs[-1].shape["promise"],
         global_batch=runs[-1].shape["global_batch"],
-        first_step=min(kept, default=0),
-        steps=len(kept),
-        ids=sum(len(ids) for line in kept.values() for ids in line.value["ids"].values()),
-        smallest_total=min(totals, default=0),
+        first_step=stream.first,
+        steps=stream.steps,
+        ids=stream.ids,
+        smallest_total=stream.smallest,
         failures=sum(len(run.kept_failures()) for run in runs),
         lost=tuple(
             tuple(sorted(r for line in run.kept_failures() for r in line.value["failed"]))

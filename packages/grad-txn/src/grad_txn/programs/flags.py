@@ -184,6 +184,11 @@ def add_running(parser: argparse.ArgumentParser) -> None:
         "guarded: every reduction first makes sure that all are there (default: %(default)s)",
     )
     running.add_argument(
+        "--log-losses",
+        action="store_true",
+        help="log the loss of every microbatch, not only each replica's sum",
+    )
+    running.add_argument(
         "--staging",
         choices=STAGINGS,
         default="no-copy",

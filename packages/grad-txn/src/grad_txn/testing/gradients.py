@@ -42,9 +42,9 @@ class PlainGradients:
         """Return the norm of all `sums` together."""
         return float(torch.linalg.vector_norm(torch.cat(list(sums))))
 
-    def mean_loss(self, loss: float) -> float:
-        """Return it: a rank computes whole microbatches."""
-        return loss
+    def mean_losses(self, losses: Sequence[float]) -> list[float]:
+        """Return them: a rank computes whole microbatches."""
+        return list(losses)
 
     def expose(self) -> None:
         """Do nothing: each bucket is a parameter's gradient."""

@@ -15,6 +15,7 @@ from grad_txn.failures.places import At
 from grad_txn.failures.schedule import Kill
 from grad_txn.log.events import EventLog
 from grad_txn.log.lines import (
+    CommitLine,
     ExitLine,
     ExtendLine,
     FailureLine,
@@ -24,6 +25,7 @@ from grad_txn.log.lines import (
     RestoreLine,
     StartLine,
     StepLine,
+    ranges,
 )
 from workload_policy import Decision, Plan, Policy, agreed_table, load_policy
 
@@ -97,6 +99,8 @@ def play_run(
                 policy=plan.policy,
                 promise=chooser.promise,
                 first_step=plan.step,
+                cursor=plan.cursor,
+                queue=ranges(plan.queue),
                 steps=steps,
                 tokens_per_microbatch=_TOKENS,
                 staging="no-copy",
@@ -155,29 +159,46 @@ class _Job:
             if kill.at is At.BEFORE_COMMIT:
                 self.kill(kill)
         for replica in sorted(self.living):
+            counted = plan.committed_ids[replica]
             self.ranks[replica][0].log.write(
                 StepLine(
                     step=plan.step,
                     epoch=self.epoch,
-                    loss=_loss(plan),
-                    grad_norm=1 + 1 / (plan.step + 1),
                     replica=replica,
-                    living=len(plan.members),
-                    contributions=plan.contributions,
-                    ids=plan.committed_ids,
-                    roles={member: role.label for member, role in plan.roles.items()},
-                    total=plan.total,
-                    boundary=plan.boundary,
-                    extra=plan.extra,
-                    seconds=self.clock - began,
-                    tokens=plan.total * _TOKENS,
-                    stacks=plan.depth,
+                    life=0,
+                    role=plan.roles[replica].label,
+                    ids=ranges(counted),
+                    loss_sum=sum(_loss(plan.step, i) for i in counted),
+                    weight_sum=float(len(counted)),
+                    plan=plan.digest,
+                    stacks=0 if plan.stacks is None else len(plan.stacks[replica]),
                 )
             )
+        leader = min(plan.members)
+        if leader in self.living:  # else it died behind the agreement, and nobody replaces it yet
+            self.ranks[leader][0].log.write(self.commit_line(self.clock - began))
         for kill in stands:
             if kill.at.committed:
                 self.kill(kill)
         _, self.plan = self.policy.advance(plan)
+
+    def commit_line(self, seconds: float) -> CommitLine:
+        plan = self.plan
+        ids = [i for some in plan.committed_ids.values() for i in some]
+        return CommitLine(
+            step=plan.step,
+            epoch=self.epoch,
+            generation=0,
+            total=plan.total,
+            loss=sum(_loss(plan.step, i) for i in sorted(ids)) / max(plan.total, 1),
+            grad_norm=1 + 1 / (plan.step + 1),
+            living=len(plan.members),
+            boundary=plan.boundary,
+            extra=plan.extra,
+            plan=plan.digest,
+            seconds=seconds,
+            tokens=plan.total * _TOKENS,
+        )
 
     def kill(self, kill: Kill) -> None:
         victim = self.ranks[kill.replica][kill.position]
@@ -265,9 +286,8 @@ def _failure(decision: Decision, *, epoch: int, ranks: Sequence[int]) -> Failure
     )
 
 
-def _loss(plan: Plan) -> float:
-    ids = [i for some in plan.committed_ids.values() for i in some]
-    return 2.5 * 0.97**plan.step + sum(map(_noise, ids)) / max(plan.total, 1)
+def _loss(step: int, microbatch: int) -> float:
+    return 2.5 * 0.97**step + _noise(microbatch)
 
 
 def _noise(microbatch: int) -> float:
