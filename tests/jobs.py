@@ -94,22 +94,43 @@ class Run:
         return [line for lines in self.events.values() for line in lines if line["event"] == kind]
 
     def steps(self) -> dict[int, Event]:
-        """The commit line of every step, of those committed twice the last.
+        """What the log says of every step, of those committed twice the last.
 
-        With ``ids`` and ``contributions`` of each replica, by its own step line.
+        The commit line, if the leader lived to write it, with ``ids``, ``contributions`` and
+        ``stacks`` of each replica, by its own step line.
         """
-        ordered = sorted(self.of("commit"), key=lambda line: float(line["time"]))
-        steps = {line["step"]: line | {"ids": {}, "contributions": {}} for line in ordered}
-        for line in sorted(self.of("step"), key=lambda line: float(line["time"])):
-            step = steps.get(line["step"])
-            if step is not None and step["plan"] == line["plan"]:
-                ids = [i for first, last in line["ids"] for i in range(first, last + 1)]
-                step["ids"][str(line["replica"])] = ids
-                step["contributions"][str(line["replica"])] = len(ids)
+        told = sorted(self.of("step"), key=lambda line: float(line["time"]))
+        plans = {line["step"]: line["plan"] for line in told}
+        steps: dict[int, Event] = {
+            step: {"ids": {}, "contributions": {}, "stacks": {}} for step in sorted(plans)
+        }
+        for line in (one for one in told if one["plan"] == plans[one["step"]]):
+            step, replica = steps[line["step"]], str(line["replica"])
+            ids = [i for first, last in line["ids"] for i in range(first, last + 1)]
+            step["ids"][replica] = ids
+            step["contributions"][replica] = len(ids)
+            step["stacks"][replica] = line.get("stacks", 0)
+        for line in self.of("commit"):
+            if line["plan"] == plans.get(line["step"]):
+                steps[line["step"]] |= line
         return steps
 
     def trajectory(self) -> dict[int, tuple[float, float]]:
-        return {step: (line["loss"], line["grad_norm"]) for step, line in self.steps().items()}
+        """Step -> loss and norm, of those whose leader lived to write them down."""
+        return {
+            step: (line["loss"], line["grad_norm"])
+            for step, line in self.steps().items()
+            if "loss" in line
+        }
+
+    def silent(self) -> dict[int, set[str]]:
+        """Step -> the replicas that may have died in it, behind the agreement."""
+        dead: dict[int, set[str]] = {}
+        for line in self.of("inject"):
+            dead.setdefault(line["step"], set()).add(str(line["replica"]))
+        for line in self.of("failure"):
+            dead.setdefault(line["step"] - 1, set()).update(map(str, line["failed"]))
+        return dead
 
     def finishers(self) -> list[int]:
         """The ranks that wrote a last line, with code 0."""
@@ -199,6 +220,10 @@ def problems_of(
             problems.append(f"divergent: parameters {shards} at position {position}")
     if sorted(run.steps()) != list(range(case.steps)):
         problems.append(f"steps {sorted(run.steps())}")
+    silent = run.silent()
+    unknown = [s for s in run.steps() if s not in run.trajectory() and s not in silent]
+    if unknown:
+        problems.append(f"nobody wrote the loss of steps {unknown}")
     problems += _differences(run, reference)
     problems += _replayed_otherwise(run)
     return problems
@@ -221,12 +246,16 @@ def _replayed_otherwise(run: Run) -> Iterator[str]:
     """Decide once more upon the failures that the log tells of; the log has to say the same."""
     policy = run.case.chosen_policy()
     plan = policy.start(replicas=run.case.replicas, grad_accum=run.case.grad_accum)
+    silent = run.silent()
     failures = {(line["epoch"], line["step"], tuple(line["failed"])) for line in run.of("failure")}
     for step, line in sorted(run.steps().items()):
         for _, when, failed in sorted(failures):
             if when == step:
                 plan = policy.on_failure(plan, agreed_table(plan, failed)).plan
         counted = {str(replica): list(ids) for replica, ids in plan.committed_ids.items()}
+        for replica in silent.get(step, ()):
+            if replica not in line["ids"]:
+                counted.pop(replica, None)
         if line["ids"] != counted:
             yield f"step {step} committed {line['ids']}, by its policy {counted}"
             return

@@ -167,6 +167,7 @@ def check_exits(run: Run, *, last: int) -> Iterator[str]:
         survived = run.replica(rank) in survivors
         if survived and run.spans[rank].torn:
             yield f"{run.spans[rank].torn}: torn line, the file ends in the middle of it"
+            continue
         if survived and len(lines) != 1:
             where = run.lines[rank][-1].where
             yield f"{where}: rank {rank} survived, but has {len(lines)} exit lines instead of one"
