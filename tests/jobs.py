@@ -218,12 +218,12 @@ def problems_of(
         }
         if len(shards) != 1:
             problems.append(f"divergent: parameters {shards} at position {position}")
-    if sorted(run.steps()) != list(range(case.steps)):
-        problems.append(f"steps {sorted(run.steps())}")
-    silent = run.silent()
-    unknown = [s for s in run.steps() if s not in run.trajectory() and s not in silent]
+    steps = sorted(run.steps())
+    if steps != list(range(case.steps)):
+        problems.append(f"steps {steps}")
+    unknown = set(steps) - set(run.trajectory()) - set(run.silent())
     if unknown:
-        problems.append(f"nobody wrote the loss of steps {unknown}")
+        problems.append(f"nobody wrote the loss of steps {sorted(unknown)}")
     problems += _differences(run, reference)
     problems += _replayed_otherwise(run)
     return problems

@@ -543,6 +543,21 @@ def test_any_schedule_keeps_the_batch(
         assert logged == pytest.approx({step: losses[step] for step in logged})
 
 
+def test_losses_that_are_no_numbers_have_a_sum(tmp_path: Path) -> None:
+    """A diverging model is the user's to see, not a crash of the rank that computed it."""
+
+    def body(job: Job, model: nn.Module) -> None:
+        for step in job.steps(1):
+            for number, _ in enumerate(step):
+                step.backward(loss_of(model, 0) * 0 + (math.inf, -math.inf)[number])
+        job.finish(list(model.parameters()))
+
+    alone(body, tmp_path)
+    (line,) = steps_of(tmp_path, 0)
+    assert math.isnan(line.loss_sum)
+    assert verify(tmp_path).problems == ()
+
+
 # ------------------------------------------------------------------------------------------- misuse
 
 

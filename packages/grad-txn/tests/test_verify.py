@@ -129,6 +129,47 @@ def test_a_run_may_resume_into_a_directory_of_its_own(tmp_path: Path) -> None:
     assert (verdict.first_step, verdict.steps) == (4, 4)
 
 
+def left_out(out: Path, rank: int, step: int, *events: str) -> None:
+    """What a rank would have written of a step, had it not died before."""
+    path = out / "events" / f"{rank}.jsonl"
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    kept = [line for line in lines if (line["event"], line.get("step")) not in
+            {(event, step) for event in events}]  # fmt: skip
+    assert len(kept) == len(lines) - len(events)
+    path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+
+@pytest.mark.parametrize("step", [2, 7])
+@pytest.mark.parametrize("policy", ["static", "exact"])
+@pytest.mark.parametrize("events", [("commit",), ("step", "commit")])
+def test_a_leader_may_die_behind_the_agreement_before_its_lines(
+    tmp_path: Path, events: tuple[str, ...], policy: str, step: int
+) -> None:
+    play_run(tmp_path, policy=policy, kills=[kill(step, 0, At.AFTER_COMMIT)])
+    left_out(tmp_path, 0, step, *events)
+    verdict = verify(tmp_path)
+    assert verdict.problems == ()
+    assert (verdict.steps, verdict.ids, verdict.survivors) == (8, 8 * 32, (1, 2, 3))
+
+
+def test_two_may_die_behind_the_agreement_before_their_lines(tmp_path: Path) -> None:
+    play_run(tmp_path, kills=[kill(2, 0, At.AFTER_COMMIT), kill(2, 1, At.AFTER_COMMIT)])
+    left_out(tmp_path, 0, 2, "step", "commit")
+    left_out(tmp_path, 1, 2, "step")
+    verdict = verify(tmp_path)
+    assert verdict.problems == ()
+    assert (verdict.steps, verdict.ids, verdict.survivors) == (8, 8 * 32, (2, 3))
+
+
+def test_weights_that_are_no_numbers_are_a_problem_and_no_crash(tmp_path: Path) -> None:
+    play_run(tmp_path, grad_accum=2, steps=1)
+    path = tmp_path / "events" / "1.jsonl"
+    wrong = '"weight_sum": 2.0, "weights": ["inf", "-inf"]'
+    path.write_text(path.read_text().replace('"weight_sum": 2.0', wrong))
+    (problem,) = verify(tmp_path).problems
+    assert "weight_sum is 2.0, the weights of its 2 microbatches say otherwise" in problem
+
+
 def test_a_repair_that_found_nobody_dead_is_no_loss(tmp_path: Path) -> None:
     play_run(tmp_path, steps=1)
     for path in (tmp_path / "events").iterdir():

@@ -1,7 +1,9 @@
 """Where FSDP leaves gradients, against plain autograd; a world of one rank, real FSDP."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import math
 
+import Callable
+import Iterator
 import pytest
 import torch
 import torch.distributed as dist
@@ -302,6 +304,17 @@ def test_norm_and_loss_of_a_replica_of_one(wrap: Wrap) -> None:
     sums = [torch.full((2,), 3.0), torch.full((2,), 4.0)]
     assert gradients.norm(sums) == pytest.approx(50**0.5)
     assert gradients.mean_losses([1.25, 2.5]) == [1.25, 2.5]
+
+
+def test_losses_that_are_no_numbers_have_a_mean(
+    wrap: Wrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradients = wrap(Plain())
+    of_all = [[math.inf, 1.0], [-math.inf, 2.0]]
+    monkeypatch.setattr(gradients, "_of_all", lambda _: of_all)
+    first, second = gradients.mean_losses([math.inf, 1.0])
+    assert math.isnan(first)
+    assert second == 1.5
 
 
 def test_what_is_not_sharded_is_refused(group: dist.ProcessGroup) -> None:

@@ -43,6 +43,7 @@ NAMES = [
     "failed_replicas",
     "load_policy",
     "policy_names",
+    "ranges_of",
     "share_out",
     "simulate",
 ]

@@ -5,20 +5,19 @@ answer everything can be undone; after it the step is done, on every survivor al
 local but for what the replica shares: divide, clip, log, step the optimizer.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grad_txn.errors import DivergenceError, InvariantError
 from grad_txn.failures.places import At
-from grad_txn.log.lines import CommitLine, DifferLine, ExitLine, StepLine, ranges
+from grad_txn.log.lines import CommitLine, DifferLine, ExitLine, StepLine
 from grad_txn.parts import Parts, Progress
 from grad_txn.sameness import Verdict
 from grad_txn.sums import Sums
 from ulfm_core import Outcome, ReplicaCondemnedError
 from ulfm_core.codes import FAILED
-from workload_policy import Plan
+from workload_policy import Plan, ranges_of
 
 __all__ = ["Closing", "agree", "apply", "sums_of"]
 
@@ -46,7 +45,7 @@ def sums_of(losses: Sequence[float]) -> Sums:
     Args:
         losses: The losses of the microbatches that count here.
     """
-    return Sums(loss=math.fsum(losses), weight=float(len(losses)), microbatches=len(losses))
+    return Sums(loss=sum(losses, 0.0), weight=float(len(losses)), microbatches=len(losses))
 
 
 def agree(parts: Parts, progress: Progress, own: Sums, *, reduced: bool, noticed: float) -> Closing:
@@ -154,7 +153,7 @@ def apply(
     loss, *own = gradients.mean_losses(
         [
             closing.sums.loss / closing.sums.weight,
-            math.fsum(losses),
+            sum(losses, 0.0),
             *(losses if parts.log_losses else ()),
         ]
     )
@@ -203,7 +202,7 @@ def _own_line(parts: Parts, plan: Plan, loss_sum: float, losses: Sequence[float]
         replica=replica,
         life=0,
         role=plan.roles[replica].label,
-        ids=ranges(ids),
+        ids=ranges_of(ids),
         loss_sum=loss_sum,
         weight_sum=float(len(ids)),  # all weights are 1
         plan=plan.digest,

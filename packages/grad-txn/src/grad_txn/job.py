@@ -31,7 +31,7 @@ from grad_txn.failures.places import NOWHERE, At, Places
 from grad_txn.fingerprint import held_by
 from grad_txn.gradients import Gradients, local_part
 from grad_txn.log.events import EventLog
-from grad_txn.log.lines import ExitLine, StartLine, last_words, ranges
+from grad_txn.log.lines import ExitLine, StartLine, last_words
 from grad_txn.log.observer import Observer
 from grad_txn.notes import Notes
 from grad_txn.parts import Parts, Progress, Steppable
@@ -42,7 +42,7 @@ from grad_txn.staging import Staging, StagingMode
 from grad_txn.start import complete, require_same
 from grad_txn.step import Step
 from ulfm_core.codes import CONDEMNED, FINISHED
-from workload_policy import Plan, Policy
+from workload_policy import Plan, Policy, ranges_of
 
 __all__ = ["Job"]
 
@@ -266,7 +266,7 @@ class Job(Between):
             promise=parts.policy.promise.value,
             first_step=plan.step,
             cursor=plan.cursor,
-            queue=ranges(plan.queue),
+            queue=ranges_of(plan.queue),
             steps=max_steps,
             tokens_per_microbatch=parts.tokens_per_microbatch,
             staging=parts.staging.mode,

@@ -185,7 +185,7 @@ class NanotronGradients:
         """Return the means over those ranks that compute one. Collective over the replica."""
         of_all = self._of_all(losses)
         known = [of_all[rank] for rank in self._with_loss]
-        return [math.fsum(parts) / len(known) for parts in zip(*known, strict=True)]
+        return [sum(parts) / len(known) for parts in zip(*known, strict=True)]
 
     def expose(self) -> None:
         """Have the optimizer see what the buckets hold. Collective over the replica.

@@ -99,7 +99,7 @@ class ShardedGradients:
     def mean_losses(self, losses: Sequence[float]) -> list[float]:
         """Return the means over the replica's ranks. Collective over the replica."""
         of_all = self._of_all(losses)
-        return [math.fsum(parts) / len(of_all) for parts in zip(*of_all, strict=True)]
+        return [sum(parts) / len(of_all) for parts in zip(*of_all, strict=True)]
 
     def hide(self) -> None:
         """Take the gradients away from the parameters, for the framework to start anew. Local."""

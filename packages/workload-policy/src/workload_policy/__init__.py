@@ -35,6 +35,7 @@ from workload_policy.policies.in_order import InOrder
 from workload_policy.policies.static_world import StaticWorld
 from workload_policy.policy import Policy
 from workload_policy.promise import Promise
+from workload_policy.ranges import ranges_of
 from workload_policy.registry import POLICY_GROUP, POLICY_NAMES, policy_names
 from workload_policy.response import Response
 from workload_policy.roles import Role
@@ -79,6 +80,7 @@ __all__ = [
     "failed_replicas",
     "load_policy",
     "policy_names",
+    "ranges_of",
     "share_out",
     "simulate",
 ]

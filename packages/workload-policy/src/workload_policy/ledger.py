@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from workload_policy.errors import LedgerError, PlanError
 from workload_policy.plan import Plan
+from workload_policy.ranges import ranges_of
 
 __all__ = ["Ledger", "LedgerEntry"]
 
@@ -136,14 +137,8 @@ class Ledger:
 
 
 def _runs(ids: Iterable[int]) -> list[tuple[int, int]]:
-    """Return sorted ids as ranges; an id that appears twice starts a range of its own."""
-    runs: list[tuple[int, int]] = []
-    for i in ids:
-        if runs and runs[-1][1] == i:
-            runs[-1] = (runs[-1][0], i + 1)
-        else:
-            runs.append((i, i + 1))
-    return runs
+    """Return sorted ids as ranges, the ends not in them."""
+    return [(first, last + 1) for first, last in ranges_of(ids)]
 
 
 def _merge(ranges: list[tuple[int, int]], *, step: int) -> tuple[tuple[int, int], ...]:

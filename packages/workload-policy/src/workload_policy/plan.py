@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 from workload_policy.errors import PlanError
 from workload_policy.layout import Layout
+from workload_policy.ranges import ranges_of
 from workload_policy.roles import Role
 from workload_policy.stacks import Stack, contradictions, ids_of
 
@@ -82,8 +83,8 @@ class Plan:
     def _canonical(self) -> dict[str, Any]:
         """Return all that decides who computes what; lists of ids as ranges, which are short."""
         plan = self.to_dict()
-        plan["queue"] = _ranges(self.queue)
-        plan["assigned"] = {str(m): _ranges(self.assigned[m]) for m in self.members}
+        plan["queue"] = ranges_of(self.queue)
+        plan["assigned"] = {str(m): ranges_of(self.assigned[m]) for m in self.members}
         return plan
 
     @property
@@ -224,17 +225,6 @@ class Plan:
             yield "it assigns an id that is already counted"
         if self.total != self.target:
             yield f"it counts {self.total} microbatches, not {self.target}"
-
-
-def _ranges(ids: tuple[int, ...]) -> list[list[int]]:
-    """Return ids, in their order, as inclusive ranges of successive ones."""
-    ranges: list[list[int]] = []
-    for i in ids:
-        if ranges and i == ranges[-1][1] + 1:
-            ranges[-1][1] = i
-        else:
-            ranges.append([i, i])
-    return ranges
 
 
 def _by_replica(values: Mapping[str, T]) -> dict[int, T]:

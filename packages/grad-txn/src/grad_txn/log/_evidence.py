@@ -247,10 +247,11 @@ class Run:
 
     def authority(self) -> int:
         """Return the rank that came furthest: its story of the failures is the run's."""
+        killed = self.killed()
         return max(
             self.lines,
             key=lambda rank: (
-                self.finished(rank) and self.replica(rank) not in self.killed(),
+                self.finished(rank) and self.replica(rank) not in killed,
                 self.spans[rank].last_step,
                 len(self.told(rank, "failure")),
                 -rank,

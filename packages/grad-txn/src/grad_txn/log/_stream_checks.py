@@ -92,8 +92,7 @@ class Stream:
         ):
             yield (
                 f"{where}: resumes at id {shape['cursor']} with the queue {shape['queue']}, the "
-                f"log "
-                f"says {self.uncommitted.cursor} and {self.uncommitted.holes}"
+                f"log says {self.uncommitted.cursor} and {self.uncommitted.holes}"
             )
 
     def _check_step(
@@ -285,12 +284,12 @@ def _check_own(line: Line, facts: _Facts, step: int) -> Iterator[str]:
     losses = value.get("losses")
     if not weight >= 0 or (weight > 0) != (count > 0) or (not count and loss != 0):
         yield f"{at} loss_sum is {loss} and weight_sum {weight}, of {count} microbatches"
-    if len(weights) != count or not _same(math.fsum(weights), weight, weight):
+    if len(weights) != count or not _same(sum(weights), weight, weight):
         yield f"{at} weight_sum is {weight}, the weights of its {count} microbatches say otherwise"
     if losses is not None:
         terms = [float(a) * b for a, b in zip(losses, weights, strict=False)]
-        if len(losses) != count or not _same(_sum(terms), loss, _sum(map(abs, terms))):
-            yield f"{at} loss_sum is {loss}, its losses sum to {_sum(terms)}"
+        if len(losses) != count or not _same(sum(terms), loss, sum(map(abs, terms))):
+            yield f"{at} loss_sum is {loss}, its losses sum to {sum(terms)}"
 
 
 def _check_commits(
@@ -330,16 +329,12 @@ def _check_commits(
             yield f"{at} total {value['total']}, number of ids {total}; of {listed(own)}"
         sums = [float(one.value["loss_sum"]) for one in own.values()]
         weight = sum(float(one.value["weight_sum"]) for one in own.values())
-        expected = _sum(sums) / weight if weight else math.nan
-        if not _same(loss, expected, _sum(map(abs, sums)) / weight if weight else 0.0):
+        expected = sum(sums) / weight if weight else math.nan
+        if not _same(loss, expected, sum(map(abs, sums)) / weight if weight else 0.0):
             yield f"{at} loss is {loss}, the replicas' own make {expected}"
         per = run.shape.get("tokens_per_microbatch", 0)
         if value["tokens"] != total * per:
             yield f"{at} tokens is {value['tokens']}, {total} microbatches of {per} were committed"
-
-
-def _sum(values: "Iterator[float] | map[float] | Sequence[float]") -> float:
-    return sum(values, 0.0)
 
 
 def _same(one: float, other: float, scale: float) -> bool:

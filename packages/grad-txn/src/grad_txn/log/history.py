@@ -307,6 +307,7 @@ def _steps(run: _Run, limit: float) -> list[Step]:
 
 
 def _step(line: CommitLine, own: Sequence[StepLine], time: float, replica_size: int) -> Step:
+    own = [one for one in own if one.plan == line.plan]  # not of one that alone knew of another
     return Step(
         step=line.step,
         time=time,
@@ -316,7 +317,7 @@ def _step(line: CommitLine, own: Sequence[StepLine], time: float, replica_size: 
         total=line.total,
         living=line.living,
         ranks=line.living * replica_size,
-        roles={one.replica: one.role for one in own if one.plan == line.plan},
+        roles={one.replica: one.role for one in own},
         boundary=line.boundary,
         seconds=line.seconds,
         tokens=line.tokens,

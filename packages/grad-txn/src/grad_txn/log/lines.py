@@ -8,7 +8,7 @@ the order in which they stand here. Mappings are keyed by replica; JSON makes th
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -31,7 +31,6 @@ __all__ = [
     "StepLine",
     "from_json",
     "last_words",
-    "ranges",
     "to_json",
 ]
 
@@ -422,17 +421,6 @@ def from_json(values: Mapping[str, Any]) -> Line | None:
         elif one.default is MISSING and one.default_factory is MISSING:
             raise LogError(f"{kind.EVENT} line without {one.name!r}")
     return kind(**given)
-
-
-def ranges(ids: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return ids, in their order, as inclusive ranges of successive ones."""
-    found: list[tuple[int, int]] = []
-    for i in ids:
-        if found and i == found[-1][1] + 1:
-            found[-1] = (found[-1][0], i)
-        else:
-            found.append((i, i))
-    return tuple(found)
 
 
 def last_words(code: int) -> str:

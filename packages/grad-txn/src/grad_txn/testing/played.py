@@ -25,9 +25,8 @@ from grad_txn.log.lines import (
     RestoreLine,
     StartLine,
     StepLine,
-    ranges,
 )
-from workload_policy import Decision, Plan, Policy, agreed_table, load_policy
+from workload_policy import Decision, Plan, Policy, agreed_table, load_policy, ranges_of
 
 __all__ = ["LEFT", "play_run"]
 
@@ -100,7 +99,7 @@ def play_run(
                 promise=chooser.promise,
                 first_step=plan.step,
                 cursor=plan.cursor,
-                queue=ranges(plan.queue),
+                queue=ranges_of(plan.queue),
                 steps=steps,
                 tokens_per_microbatch=_TOKENS,
                 staging="no-copy",
@@ -167,7 +166,7 @@ class _Job:
                     replica=replica,
                     life=0,
                     role=plan.roles[replica].label,
-                    ids=ranges(counted),
+                    ids=ranges_of(counted),
                     loss_sum=sum(_loss(plan.step, i) for i in counted),
                     weight_sum=float(len(counted)),
                     plan=plan.digest,
