@@ -1,9 +1,8 @@
 """Where FSDP leaves gradients, against plain autograd; a world of one rank, real FSDP."""
 
-from collections.abc import math
+import math
+from collections.abc import Callable, Iterator
 
-import Callable
-import Iterator
 import pytest
 import torch
 import torch.distributed as dist
