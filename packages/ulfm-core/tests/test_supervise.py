@@ -271,7 +271,9 @@ def test_a_rank_that_raises_because_its_replica_is_lost_is_lost(program: Program
     job = run_ranks(program(replicas(text)), 4)
     assert job.returncode == 0, job.stderr
     assert job.lines == {0: [{"members": [0, 1]}], 1: [{"members": [0, 1]}]}
-    said, verdict = job.stderr.splitlines()
+    # Open MPI has its own words, in brackets, for a message that met a closed connection: strace
+    # shows a survivor's EPIPE, close, and then "[warn] Epoll ADD ... Bad file descriptor".
+    said, verdict = (line for line in job.stderr.splitlines() if not line.startswith("["))
     assert said.startswith("ulfm-core: rank 3 (replica 1, position 1): rank 2 of its replica died")
     assert verdict == "ulfmrun: 2 of 4 ranks finished; lost: ranks 2 and 3"
 
