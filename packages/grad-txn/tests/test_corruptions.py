@@ -10,11 +10,10 @@ import pytest
 
 from grad_txn.failures import At, Kill
 from grad_txn.log.verify import verify
+from grad_txn.testing.events import Events, read_events, write_events
 from grad_txn.testing.played import play_run
 
 pytestmark = pytest.mark.timeout(60)
-
-Log = dict[int, list[dict[str, Any]]]
 
 KILLS = (
     Kill(step=2, replica=0, at=At.DURING_SYNC),
@@ -25,34 +24,20 @@ KILLS = (
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Log:
+def good(tmp_path_factory: pytest.TempPathFactory) -> Events:
     out = tmp_path_factory.mktemp("good")
     play_run(out, replicas=5, replica_size=2, kills=KILLS)
-    return load(out)
+    return read_events(out)
 
 
-def load(out: Path) -> Log:
-    return {
-        int(path.stem): [json.loads(line) for line in path.read_text().splitlines()]
-        for path in (out / "events").iterdir()
-    }
-
-
-def save(log: Log, out: Path) -> None:
-    (out / "events").mkdir()
-    for rank, events in log.items():
-        text = "".join(json.dumps(event) + "\n" for event in events)
-        (out / "events" / f"{rank}.jsonl").write_text(text)
-
-
-def copied(log: Log) -> Log:
+def copied(log: Events) -> Events:
     return {rank: json.loads(json.dumps(events)) for rank, events in log.items()}
 
 
 # Each corruption is one that a bug, a bad disk or a cheat could cause.
 
 
-def find(log: Log, event: str, rank: int, **fields: object) -> dict[str, Any]:
+def find(log: Events, event: str, rank: int, **fields: object) -> dict[str, Any]:
     return next(
         e
         for e in log[rank]
@@ -60,7 +45,7 @@ def find(log: Log, event: str, rank: int, **fields: object) -> dict[str, Any]:
     )
 
 
-def all_of(log: Log, event: str, **fields: object) -> list[dict[str, Any]]:
+def all_of(log: Events, event: str, **fields: object) -> list[dict[str, Any]]:
     return [
         e
         for events in log.values()
@@ -69,8 +54,8 @@ def all_of(log: Log, event: str, **fields: object) -> list[dict[str, Any]]:
     ]
 
 
-def drop(event: str, rank: int | None = None, **fields: object) -> Callable[[Log], None]:
-    def mutate(log: Log) -> None:
+def drop(event: str, rank: int | None = None, **fields: object) -> Callable[[Events], None]:
+    def mutate(log: Events) -> None:
         doomed = all_of(log, event, **fields)
         assert doomed
         for name, events in log.items():
@@ -82,8 +67,8 @@ def drop(event: str, rank: int | None = None, **fields: object) -> Callable[[Log
 
 def change(
     event: str, rank: int | None = None, /, where: dict[str, Any] | None = None, **values: Any
-) -> Callable[[Log], None]:
-    def mutate(log: Log) -> None:
+) -> Callable[[Events], None]:
+    def mutate(log: Events) -> None:
         if rank is None:
             changed = all_of(log, event, **(where or {}))
         else:
@@ -95,12 +80,12 @@ def change(
     return mutate
 
 
-def own(log: Log, replica: int, step: int = 3) -> dict[str, Any]:
+def own(log: Events, replica: int, step: int = 3) -> dict[str, Any]:
     """What a replica of two ranks says it did in a step."""
     return find(log, "step", 2 * replica, step=step)
 
 
-def recount(log: Log) -> None:
+def recount(log: Events) -> None:
     """One microbatch is dropped, and every number agrees that it was."""
     line, (lead,) = own(log, 1), all_of(log, "commit", step=3)
     line["ids"][-1][1] -= 1
@@ -108,32 +93,32 @@ def recount(log: Log) -> None:
     lead["total"] -= 1
 
 
-def move(log: Log, first: int) -> None:
+def move(log: Events, first: int) -> None:
     """Of step 3 replica 1 has as many ids as it had, from another one on."""
     line = own(log, 1)
     line["ids"] = [[first, first + sum(b - a for a, b in line["ids"])]]
 
 
-def same_id_twice(log: Log) -> None:
+def same_id_twice(log: Events) -> None:
     move(log, own(log, 4)["ids"][0][0])
 
 
-def old_id(log: Log) -> None:
+def old_id(log: Events) -> None:
     move(log, 0)
 
 
-def skipped_id(log: Log) -> None:
+def skipped_id(log: Events) -> None:
     line = own(log, 1, 6)
     last = line["ids"][-1]
     last[1] -= 1
     line["ids"].append([10_000, 10_000])
 
 
-def negative_id(log: Log) -> None:
+def negative_id(log: Events) -> None:
     own(log, 1)["ids"][0][0] = -1
 
 
-def lone_worker(log: Log) -> None:
+def lone_worker(log: Events) -> None:
     """One replica is credited with all ids, and every number agrees with it."""
     lines = [own(log, replica) for replica in (1, 2, 3, 4)]
     ids = sorted(r for line in lines for r in line["ids"])
@@ -143,104 +128,104 @@ def lone_worker(log: Log) -> None:
     lines[0].update(total, ids=ids)
 
 
-def no_loss(log: Log) -> None:
+def no_loss(log: Events) -> None:
     for e in all_of(log, "step"):
         e["loss_sum"] = 0.0
     for e in all_of(log, "commit"):
         e.update(loss=0.0, grad_norm="nan")
 
 
-def jump_after_a_death(log: Log) -> None:
+def jump_after_a_death(log: Events) -> None:
     """In a step with a death ids are left out that nobody gave back."""
     line = own(log, 1, 2)
     line["ids"][-1][1] -= 1
     line["ids"].append([5_000, 5_000])
 
 
-def dead_with_other_parameters(log: Log) -> None:
+def dead_with_other_parameters(log: Events) -> None:
     """Replica 0 was called dead, and goes on to the end with parameters of its own."""
     log[0] = [e for e in log[0] if e["event"] == "start"]
     log[0].append(find(log, "exit", 2) | {"parameters": "f" * 64})
 
 
-def two_leaders(log: Log) -> None:
+def two_leaders(log: Events) -> None:
     log[8].insert(-1, find(log, "commit", 2, step=7))
 
 
-def no_last_step(log: Log) -> None:
+def no_last_step(log: Events) -> None:
     drop("step", step=7)(log)
     drop("commit", step=7)(log)
 
 
-def no_commit(log: Log) -> None:
+def no_commit(log: Events) -> None:
     drop("commit", 2, step=4)(log)
 
 
-def ghost(log: Log) -> None:
+def ghost(log: Events) -> None:
     log[0].insert(-1, find(log, "step", 2, step=3) | {"replica": 0})
 
 
-def twice(log: Log) -> None:
+def twice(log: Events) -> None:
     log[2].append(find(log, "step", 2, step=7))
 
 
-def foreign(log: Log) -> None:
+def foreign(log: Events) -> None:
     moved = find(log, "step", 2, step=7)
     log[2].remove(moved)
     log[8].append(moved)
 
 
-def gap(log: Log) -> None:
+def gap(log: Events) -> None:
     drop("step", step=4)(log)
     drop("commit", step=4)(log)
 
 
-def no_start(log: Log) -> None:
+def no_start(log: Events) -> None:
     del log[2][0]
 
 
-def nobody_left(log: Log) -> None:
+def nobody_left(log: Events) -> None:
     for e in all_of(log, "failure", epoch=2):
         e.update(failed=[1, 2, 3, 4], failed_ranks=[2, 4, 6, 8])
 
 
-def zombie(log: Log) -> None:
+def zombie(log: Events) -> None:
     log[0].append(find(log, "failure", 2, epoch=2))
 
 
-def swap_epochs(log: Log) -> None:
+def swap_epochs(log: Events) -> None:
     for e in all_of(log, "failure"):
         e["epoch"] = 3 - e["epoch"]
 
 
-def missing_file(log: Log) -> None:
+def missing_file(log: Events) -> None:
     del log[3]
 
 
-def missing_leader(log: Log) -> None:
+def missing_leader(log: Events) -> None:
     log[2] = log[2][:1]
 
 
-def extra_file(log: Log) -> None:
+def extra_file(log: Events) -> None:
     log[10] = [log[9][0] | {"rank": 10, "replica": 5, "position": 0}]
 
 
-def unnoticed(log: Log) -> None:
+def unnoticed(log: Events) -> None:
     inject = find(log, "inject", 0)
     log[2].append(inject | {"replica": 1, "step": 3})
 
 
-def two_in_one(log: Log) -> None:
+def two_in_one(log: Events) -> None:
     for rank in (6, 7):
         log[rank][0]["replica"] = 2
 
 
-def change_places(log: Log) -> None:
+def change_places(log: Events) -> None:
     """Of replicas 2 and 3 both leaders say that they are the other one."""
     log[4][0]["replica"], log[6][0]["replica"] = 3, 2
 
 
-CORRUPTIONS: dict[str, tuple[Callable[[Log], None], str]] = {
+CORRUPTIONS: dict[str, tuple[Callable[[Events], None], str]] = {
     "a microbatch less": (recount, "step 3: number of ids 39; it has to be 40"),
     "total too small": (
         change("commit", where={"step": 3}, total=39),
@@ -377,26 +362,26 @@ CORRUPTIONS: dict[str, tuple[Callable[[Log], None], str]] = {
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_a_corruption_is_detected(tmp_path: Path, good: Log, name: str) -> None:
+def test_a_corruption_is_detected(tmp_path: Path, good: Events, name: str) -> None:
     mutate, expected = CORRUPTIONS[name]
     log = copied(good)
     mutate(log)
-    save(log, tmp_path)
+    write_events(log, tmp_path)
     problems = verify(tmp_path).problems
     assert any(re.search(expected, problem) for problem in problems), problems
     assert all("\n" not in problem for problem in problems)
 
 
-def test_the_log_is_good_before_it_is_corrupted(tmp_path: Path, good: Log) -> None:
-    save(copied(good), tmp_path)
+def test_the_log_is_good_before_it_is_corrupted(tmp_path: Path, good: Events) -> None:
+    write_events(copied(good), tmp_path)
     verdict = verify(tmp_path)
     assert verdict.problems == ()
     assert (verdict.failures, verdict.lost, verdict.survivors) == (2, ((0, 2),), (1, 4))
 
 
 @pytest.mark.parametrize("last", [1, 40, 1500])
-def test_a_torn_file_is_refused_by_name_and_line(tmp_path: Path, good: Log, last: int) -> None:
-    save(copied(good), tmp_path)
+def test_a_torn_file_is_refused_by_name_and_line(tmp_path: Path, good: Events, last: int) -> None:
+    write_events(copied(good), tmp_path)
     path = tmp_path / "events" / "2.jsonl"
     raw = path.read_bytes()
     path.write_bytes(raw[:-last])
@@ -425,7 +410,7 @@ def test_what_is_no_log_is_refused(tmp_path: Path, content: bytes, problem: str)
     assert problem in found
 
 
-def test_every_deleted_line_that_carries_evidence_is_missed(tmp_path: Path, good: Log) -> None:
+def test_every_deleted_line_that_carries_evidence_is_missed(tmp_path: Path, good: Events) -> None:
     """Of a survivor's log no start, step, failure or exit can go without being noticed."""
     rank = 2
     for index, event in enumerate(good[rank]):
@@ -435,14 +420,14 @@ def test_every_deleted_line_that_carries_evidence_is_missed(tmp_path: Path, good
         out.mkdir()
         log = copied(good)
         del log[rank][index]
-        save(log, out)
+        write_events(log, out)
         assert not verify(out).holds, event
 
 
-def test_two_start_lines_of_one_run_are_refused(tmp_path: Path, good: Log) -> None:
+def test_two_start_lines_of_one_run_are_refused(tmp_path: Path, good: Events) -> None:
     log = copied(good)
     log[2].append(log[2][0])
-    save(log, tmp_path)
+    write_events(log, tmp_path)
     assert "second start line of run first" in verify(tmp_path).problems[0]
 
 
@@ -458,8 +443,8 @@ def test_ids_that_change_places_between_steps_are_noticed(
 ) -> None:
     """Every count is right and every id committed once, and still it is not the promised batch."""
     play_run(tmp_path / "run", policy=policy)
-    log = load(tmp_path / "run")
+    log = read_events(tmp_path / "run")
     earlier, later = (find(log, "step", 0, step=step)["ids"] for step in (3, 4))
     earlier[:], later[:] = list(later), list(earlier)
-    save(log, tmp_path)
+    write_events(log, tmp_path)
     assert any(problem in found for found in verify(tmp_path).problems)

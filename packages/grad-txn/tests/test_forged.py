@@ -7,7 +7,6 @@ such a step cost is said by one line only (docs/limits.md).
 """
 
 import copy
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from grad_txn.job import Job
 from grad_txn.log.events import EventLog
 from grad_txn.log.lines import ExitLine
 from grad_txn.log.verify import verify
+from grad_txn.testing.events import Events, read_events, write_events
 from grad_txn.testing.gradients import PlainGradients
 from grad_txn.testing.played import LEFT
 from grad_txn.testing.world import RankThread, ThreadInjector, ThreadWorld
@@ -29,9 +29,6 @@ from ulfm_core.errors import ReplicaCondemnedError
 from workload_policy import load_policy
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
-
-Event = dict[str, Any]
-Log = dict[int, list[Event]]
 
 RUNS = 500
 FORGERIES = 2000
@@ -90,42 +87,26 @@ def train(out: Path, draw: random.Random) -> None:
     ThreadWorld(replicas, replica_size=size).run(program)
 
 
-def load(out: Path) -> Log:
-    return {
-        int(path.stem): [json.loads(line) for line in path.read_text().splitlines()]
-        for path in (out / "events").iterdir()
-    }
-
-
-def save(log: Log, out: Path) -> None:
-    (out / "events").mkdir(parents=True, exist_ok=True)
-    for path in (out / "events").iterdir():
-        path.unlink()
-    for rank, events in log.items():
-        text = "".join(json.dumps(event) + "\n" for event in events)
-        (out / "events" / f"{rank}.jsonl").write_text(text)
-
-
 @pytest.fixture(scope="module")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Log]:
+def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Events]:
     """Logs of real jobs."""
     out, draw = tmp_path_factory.mktemp("runs"), random.Random(9)
     for number in range(RUNS):
         train(out / str(number), draw)
-    return [load(out / str(number)) for number in range(RUNS)]
+    return [read_events(out / str(number)) for number in range(RUNS)]
 
 
-def test_no_real_log_is_rejected(logs: list[Log], tmp_path: Path) -> None:
+def test_no_real_log_is_rejected(logs: list[Events], tmp_path: Path) -> None:
     rejected = {}
     for number, log in enumerate(logs):
-        save(log, tmp_path)
+        write_events(log, tmp_path)
         problems = verify(tmp_path).problems
         if problems:
             rejected[number] = problems
     assert not rejected
 
 
-def witnessed(log: Log) -> list[tuple[int, int]]:
+def witnessed(log: Events) -> list[tuple[int, int]]:
     """Rank and index of the lines that can be forged."""
     dead = {e["replica"] for events in log.values() for e in events if e["event"] == "inject"}
     replicas = {events[0]["replica"] for events in log.values()}
@@ -180,7 +161,7 @@ def other(value: Any, draw: random.Random) -> Any:
     return [*value[:at], other(value[at], draw), *value[at + 1 :]]
 
 
-def change(log: Log, rank: int, index: int, draw: random.Random) -> str:
+def change(log: Events, rank: int, index: int, draw: random.Random) -> str:
     event = log[rank][index]
     name = draw.choice([name for name in WITNESSED[event["event"]] if name in event])
     before = event[name]
@@ -188,24 +169,24 @@ def change(log: Log, rank: int, index: int, draw: random.Random) -> str:
     return f"{event['event']}.{name} {before} -> {event[name]}"
 
 
-def remove(log: Log, rank: int, index: int, _: random.Random) -> str:
+def remove(log: Events, rank: int, index: int, _: random.Random) -> str:
     return f"without {log[rank].pop(index)}"
 
 
-def repeat(log: Log, rank: int, index: int, draw: random.Random) -> str:
+def repeat(log: Events, rank: int, index: int, draw: random.Random) -> str:
     again = copy.deepcopy(log[rank][index])
     log[rank].insert(draw.randint(index, len(log[rank])), again)
     return f"twice {again}"
 
 
-def move(log: Log, rank: int, index: int, draw: random.Random) -> str:
+def move(log: Events, rank: int, index: int, draw: random.Random) -> str:
     target = draw.choice([name for name in log if name != rank])
     moved = log[rank].pop(index)
     log[target].insert(draw.randint(1, len(log[target])), moved)
     return f"from {rank} to {target}: {moved}"
 
 
-def exchange(log: Log, rank: int, index: int, draw: random.Random) -> str:
+def exchange(log: Events, rank: int, index: int, draw: random.Random) -> str:
     """Exchange what two lines say in one field.
 
     Of two replicas in one step only who they are: else the batch and its loss stay what they were.
@@ -226,18 +207,18 @@ def exchange(log: Log, rank: int, index: int, draw: random.Random) -> str:
     return f"{event['event']}.{name} {with_[name]} <-> {event[name]}"
 
 
-FORGE: list[Callable[[Log, int, int, random.Random], str]] = [
+FORGE: list[Callable[[Events, int, int, random.Random], str]] = [
     change, change, change, change, exchange, remove, repeat, move,
 ]  # fmt: skip
 
 
-def test_no_forged_log_passes(logs: list[Log], tmp_path: Path) -> None:
+def test_no_forged_log_passes(logs: list[Events], tmp_path: Path) -> None:
     draw, passed = random.Random(11), []
     for number in range(FORGERIES):
         log = copy.deepcopy(logs[number % len(logs)])
         rank, index = draw.choice(witnessed(log))
         what = draw.choice(FORGE)(log, rank, index, draw)
-        save(log, tmp_path)
+        write_events(log, tmp_path)
         if verify(tmp_path).holds:
             passed.append(f"{number}: rank {rank}: {what}")
     assert not passed, f"{len(passed)} of {FORGERIES}:\n" + "\n".join(passed[:40])

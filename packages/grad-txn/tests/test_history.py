@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -6,6 +5,7 @@ import pytest
 from grad_txn.errors import LogError
 from grad_txn.failures import At, Kill
 from grad_txn.log.history import read_history
+from grad_txn.testing.events import read_events, write_events
 from grad_txn.testing.played import LEFT, play_run
 
 pytestmark = pytest.mark.timeout(60)
@@ -119,23 +119,20 @@ def test_a_log_without_a_start_is_refused(tmp_path: Path) -> None:
 
 def test_an_event_that_lacks_a_field_is_refused(tmp_path: Path) -> None:
     play_run(tmp_path)
-    path = tmp_path / "events" / "1.jsonl"
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    del events[1]["loss_sum"]
-    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    events = read_events(tmp_path)
+    del events[1][1]["loss_sum"]
+    write_events(events, tmp_path)
     with pytest.raises(LogError, match=r"1.jsonl:2: step line without 'loss_sum'"):
         read_history(tmp_path)
 
 
 def test_who_had_no_extra_work_does_not_hide_that_of_others(tmp_path: Path) -> None:
     play_run(tmp_path, kills=[kill(2, 0)])
-    for rank in (2, 3):  # a patch that replica 1 alone has computed
-        log = tmp_path / "events" / f"{rank}.jsonl"
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        for line in lines:
-            if line["event"] == "extend":
-                line |= {"microbatches": 0, "seconds": 0.0}
-        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    events = read_events(tmp_path)
+    for line in (*events[2], *events[3]):  # a patch that replica 1 alone has computed
+        if line["event"] == "extend":
+            line |= {"microbatches": 0, "seconds": 0.0}
+    write_events(events, tmp_path)
     (recovery,) = read_history(tmp_path).recoveries
     assert recovery.compute == pytest.approx(0.09)
     assert recovery.compute_to_commit == pytest.approx(0.09)
@@ -144,14 +141,11 @@ def test_who_had_no_extra_work_does_not_hide_that_of_others(tmp_path: Path) -> N
 def test_a_replica_and_its_ranks_are_as_the_start_lines_say(tmp_path: Path) -> None:
     """Ranks 1 and 2 have changed places, as in a world that numbers position by position."""
     play_run(tmp_path, replicas=2, replica_size=2, kills=[kill(2, 0)])
-    for path in (tmp_path / "events").iterdir():
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        path.unlink()
-        rank = {1: 2, 2: 1}.get(lines[0]["rank"], lines[0]["rank"])
+    events = read_events(tmp_path)
+    events[1], events[2] = events[2], events[1]
+    for rank, lines in events.items():
         lines[0]["rank"] = rank
-        path.with_name(f"{rank}.moved").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    for path in (tmp_path / "events").iterdir():
-        path.rename(path.with_suffix(".jsonl"))
+    write_events(events, tmp_path)
     (death,) = read_history(tmp_path).deaths
     assert (death.replica, death.positions) == (0, (0,))
     assert death.gone == pytest.approx(0.006, abs=1e-6)

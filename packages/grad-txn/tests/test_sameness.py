@@ -1,9 +1,7 @@
 """Replicas that no longer hold the same."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ from grad_txn.job import Job
 from grad_txn.log.events import EventLog
 from grad_txn.log.verify import verify
 from grad_txn.sameness import Sameness, Verdict
+from grad_txn.testing.events import read_events
 from grad_txn.testing.gradients import PlainGradients
 from grad_txn.testing.world import RankThread, ThreadInjector, ThreadWorld
 from ulfm_core import ReplicaCondemnedError
@@ -80,10 +79,6 @@ def flips(rank: int, step: int) -> Damage:
     return damage
 
 
-def logged(out: Path, rank: int) -> list[dict[str, Any]]:
-    return list(map(json.loads, (out / "events" / f"{rank}.jsonl").read_text().splitlines()))
-
-
 def nothing(*_: object) -> None:
     pass
 
@@ -98,7 +93,7 @@ def test_a_flipped_bit_costs_one_replica_and_nothing_else(tmp_path: Path) -> Non
     assert sorted(found) == [0, 1, 3]
     for rank, parameters in found.items():
         assert torch.allclose(parameters, expected[rank], rtol=1e-5, atol=1e-7)  # type: ignore[arg-type]
-    events = logged(tmp_path / "run", 0)
+    events = read_events(tmp_path / "run")[0]
     told = [event for event in events if event["event"] == "differ"]
     assert [(one["step"], one["replicas"], one["same_before"]) for one in told] == [(4, [2], 2)]
     assert not verify(tmp_path / "run").problems
@@ -150,7 +145,7 @@ def test_without_a_majority_all_stop_and_say_since_when(tmp_path: Path, replicas
         assert isinstance(reason, str)
         assert "no majority holds the same" in reason
         assert "go on from a checkpoint" in reason
-    commits = [e for e in logged(tmp_path, 0) if e["event"] in ("step", "commit")]
+    commits = [e for e in read_events(tmp_path)[0] if e["event"] in ("step", "commit")]
     assert max(event["step"] for event in commits) == 1
 
 

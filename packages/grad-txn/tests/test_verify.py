@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from grad_txn.failures import At, Kill, Shape, generate
 from grad_txn.log import _run_checks
 from grad_txn.log.verify import verify
+from grad_txn.testing.events import read_events, write_events
 from grad_txn.testing.played import LEFT, play_run
 from grad_txn.verify import main
 
@@ -131,12 +132,11 @@ def test_a_run_may_resume_into_a_directory_of_its_own(tmp_path: Path) -> None:
 
 def left_out(out: Path, rank: int, step: int, *events: str) -> None:
     """What a rank would have written of a step, had it not died before."""
-    path = out / "events" / f"{rank}.jsonl"
-    lines = [json.loads(text) for text in path.read_text().splitlines()]
-    kept = [line for line in lines if (line["event"], line.get("step")) not in
-            {(event, step) for event in events}]  # fmt: skip
-    assert len(kept) == len(lines) - len(events)
-    path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    log = read_events(out)
+    lines, unsaid = log[rank], {(event, step) for event in events}
+    log[rank] = [line for line in lines if (line["event"], line.get("step")) not in unsaid]
+    assert len(log[rank]) == len(lines) - len(events)
+    write_events(log, out)
 
 
 @pytest.mark.parametrize("step", [2, 7])
@@ -172,13 +172,13 @@ def test_weights_that_are_no_numbers_are_a_problem_and_no_crash(tmp_path: Path) 
 
 def test_a_repair_that_found_nobody_dead_is_no_loss(tmp_path: Path) -> None:
     play_run(tmp_path, steps=1)
-    for path in (tmp_path / "events").iterdir():
-        start, *steps, end = map(json.loads, path.read_text().splitlines())
+    log = read_events(tmp_path)
+    for rank, (start, *steps, end) in log.items():
         failure = {"event": "failure", "time": 1, "step": 0, "epoch": 1, "failed": []}
         failure |= {"failed_ranks": [], "queued": []}
         failure["contributions"] = {str(replica): 8 for replica in range(4)}
-        lines = (start, failure, *(step | {"epoch": 1} for step in steps), end)
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        log[rank] = [start, failure, *(step | {"epoch": 1} for step in steps), end]
+    write_events(log, tmp_path)
     verdict = verify(tmp_path)
     assert (verdict.problems, verdict.lost) == ((), ((),))
 

@@ -1,1 +1,1 @@
-"""For tests of what runs over grad-txn: a world of threads, and logs of runs that were played."""
+"""For tests of what runs over grad-txn: a world of threads, and logs of runs, played or read."""
